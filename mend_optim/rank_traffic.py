@@ -26,7 +26,7 @@ from torch import Tensor
 from mend_optim.errors import UsageError
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
-from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.copies_check import CopiesCheck, said
 from mend_optim.ranks.courier import Courier
 from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
 from mend_optim.ranks.words import Table
@@ -167,7 +167,7 @@ class RankTraffic:
         """Copy this rank's part, which the courier takes to the lead."""
         names = self._carrier.names(p)
         compares = self._copies.has_copies(names)
-        samples = self._copies.samples(names) if compares else b""
+        samples = self._copies.samples(names) if compares else []
         flat: Tensor | None = None
         readings: dict[str, Reading] = {}
         if self._carrier.sends(p):
@@ -181,7 +181,7 @@ class RankTraffic:
 
         def carry() -> None:
             if compares:
-                self._copies.refuse_strange(names, self._carrier.tell(samples))
+                self._copies.refuse_strange(names, self._carrier.tell(said(samples)))
             ready()
             self._carrier.collect(p, flat, collected and collected.values)
             for name in moments:
@@ -210,7 +210,8 @@ class RankTraffic:
 
         def receive() -> None:
             told = self._carrier.tell_of(sent.facts if sent else b"", nbytes)[0]
-            self._arrived.append(own_part(self._carrier, decode_order(told), values))
+            part = own_part(self._carrier, decode_order(told), values)
+            self._arrived.append(self._own.bring(part))
             self._staged += 1
 
         self._courier.put(receive)

@@ -22,7 +22,7 @@ from mend_optim.model.layout import Fragment, Layout
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
-from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.copies_check import CopiesCheck, said
 from mend_optim.ranks.courier import Courier, Errand
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.orders import Deed, Order, encode_order
@@ -135,7 +135,7 @@ class RankDeeds:
         """Raise `UsageError`, on all ranks, if what counts as copies in a fragment is none."""
         names = self._carrier.names(p)
         if self._copies.has_copies(names):
-            told = self._crew.tell(*self.at, self._copies.samples(names))
+            told = self._crew.tell(*self.at, said(self._copies.samples(names)))
             self._copies.refuse_strange(names, told)
 
     def _spread(self, p: int, values: Sequence[Tensor], number: int) -> Tensor:
@@ -167,7 +167,11 @@ class RankDeeds:
     def _correct(self, order: Order, values: Sequence[Tensor]) -> None:
         """Correct this rank's parts, once it has all that it needs for that."""
         own: list[Correction] = []
-        self._courier.put(lambda: own.append(own_part(self._carrier, order, values))).wait()
+
+        def receive() -> None:
+            own.append(self._own.bring(own_part(self._carrier, order, values)))
+
+        self._courier.put(receive).wait()
         if order.facts["weights"]:
             self._own.apply(own[0], order.facts["steps"])
         else:
@@ -249,6 +253,10 @@ class SharedTensors:
     def state_names(self, p: int, steps: int) -> list[str]:
         """See `ModelTensors`. Of the lead's own parts."""
         return self._own.state_names(p, steps)
+
+    def bring(self, correction: Correction) -> Correction:
+        """See `ModelTensors`. The ranks get their parts from the host."""
+        return correction
 
     def apply(self, correction: Correction, steps: int) -> None:
         """See `ModelTensors`."""

@@ -6,6 +6,7 @@ as zeros differ later only: so samples of them are compared again before each of
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 
@@ -16,6 +17,8 @@ from mend_optim.errors import UsageError
 from mend_optim.model.copies import own_part
 from mend_optim.protocol.lineage import content_digest
 from mend_optim.ranks.pieces import RENAME, SPLIT, Division, Piece
+
+Samples = list[Tensor]
 
 #: So many elements of each copy are compared before an offer.
 SAMPLES = 8
@@ -63,17 +66,17 @@ class CopiesCheck:
                 if digest != known:
                     raise _differ(piece, before, rank)
 
-    def samples(self, names: Set[str]) -> bytes:
-        """Of those parameters with these names that this rank has copies of, for the others."""
-        own = self._named(self._rank, names)
-        return json.dumps([_sample(self._tensors[piece.name]) for piece in own]).encode()
+    def samples(self, names: Set[str]) -> Samples:
+        """Of those parameters with these names that this rank has copies of, as they are now, for
+        the others."""
+        return [_sample(self._tensors[piece.name]) for piece in self._named(self._rank, names)]
 
     def refuse_strange(self, names: Set[str], told: Sequence[bytes]) -> None:
         """Raise `UsageError` if copies differ by more than rounding. Alike on all ranks.
 
         Args:
             names: the parameters that `samples` was called for.
-            told: the `samples` of each rank, which may end in zeros.
+            told: what each rank has `said` of its samples, which may end in zeros.
         """
         first: dict[Piece, tuple[int, list[float]]] = {}
         for rank, line in enumerate(told):
@@ -89,6 +92,16 @@ class CopiesCheck:
 
     def _named(self, rank: int, names: Set[str]) -> Iterator[Piece]:
         return (piece for piece in self._copied[rank] if piece.name in names)
+
+
+def said(samples: Samples) -> bytes:
+    """The samples as they are told. On a GPU that waits until it has them: it is for the courier,
+    so that training does not wait."""
+    counts = [len(sample) for sample in samples]
+    together = [sample.to(samples[0].device) for sample in samples]
+    flat = torch.cat(together).tolist() if together else []
+    ends = list(itertools.accumulate(counts, initial=0))
+    return json.dumps([flat[start:end] for start, end in itertools.pairwise(ends)]).encode()
 
 
 def _is_gross(some: Sequence[float], others: Sequence[float]) -> bool:
@@ -113,7 +126,6 @@ def _digest(tensor: Tensor) -> str:
 
 
 @torch.no_grad()
-def _sample(tensor: Tensor) -> list[float]:
+def _sample(tensor: Tensor) -> Tensor:
     flat = _flat(tensor)
-    sample: list[float] = flat[:: -(-len(flat) // SAMPLES)].float().tolist()
-    return sample
+    return flat[:: -(-len(flat) // SAMPLES)].to(torch.float32, copy=True)

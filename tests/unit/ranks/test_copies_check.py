@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mend_optim import UsageError
-from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.copies_check import CopiesCheck, said
 from mend_optim.ranks.pieces import Division
 from mend_optim.ranks.shards import piece_of
 
@@ -28,7 +28,7 @@ def compare(*ranks: Named) -> None:
 
 def sample(*ranks: Named, names: frozenset[str] = frozenset({"w"})) -> None:
     made = checks(*ranks)
-    told = [check.samples(names) + b"\0\0" for check in made]
+    told = [said(check.samples(names)) + b"\0\0" for check in made]
     for check in made:
         check.refuse_strange(names, told)
 
@@ -73,3 +73,12 @@ def test_only_what_was_asked_for_is_compared() -> None:
     assert not check.has_copies(frozenset({"x"}))
     with pytest.raises(UsageError, match="parameter v"):
         sample(*ranks, names=frozenset({"v"}))
+
+
+def test_samples_are_of_the_copies_as_they_were() -> None:
+    tensor = torch.arange(40.0)
+    check, _ = checks({"w": tensor}, {"w": tensor})
+    samples = check.samples({"w"})
+    before = said(samples)
+    tensor.zero_()
+    assert said(samples) == before != said(check.samples({"w"}))

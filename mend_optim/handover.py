@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import Tensor
 
-from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.effects import Export
 from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
@@ -92,15 +92,29 @@ class Handover:
             if saved and saved.step:
                 intact = self._tensors.belong_to(saved.weights)
                 resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
-            anchors = _anchors(self._settings, self._layout, weights, self._tensors.pool)
+            anchors = self._anchors(weights)
             replaced = self._learner.begin(anchors, resumed, ())
         self.run()
         return replaced
 
     def _no_anchors(self) -> Anchors:
         """Anchors into which others are to be loaded."""
-        memory = list(map(self._tensors.memory, self._layout.fragments))
-        return _anchors(self._settings, self._layout, memory, self._tensors.pool)
+        return self._anchors(list(map(self._tensors.memory, self._layout.fragments)))
+
+    def _anchors(self, weights: list[Tensor]) -> Anchors:
+        settings = self._settings
+        anchors = Anchors(
+            self._layout,
+            weights,
+            codec=settings.codec,
+            outer=settings.outer,
+            scheme=settings.merge,
+            buffers=self._tensors.pool,
+            moments=settings.policies.moments,
+            guard=settings.guard,
+        )
+        anchors.bring = _bringing_to(self._tensors)
+        return anchors
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = self._tensors.belong_to(saved.weights)
@@ -295,6 +309,18 @@ class Handover:
             self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))
 
 
+def _bringing_to(tensors: ModelTensors) -> Callable[[Correction], Correction]:
+    """Brings corrections to where these tensors are. The worker does not keep them alive: a model
+    whose user has dropped it is freed, and its learner leaves."""
+    found = weakref.ref(tensors)
+
+    def bring(correction: Correction) -> Correction:
+        there = found()
+        return there.bring(correction) if there else correction
+
+    return bring
+
+
 def _with_rounding(fragment: Kept, rounding: Tensor | None) -> Kept:
     """A fragment as a checkpoint keeps it, with what its parameters' dtypes have rounded away."""
     if rounding is None:
@@ -310,21 +336,6 @@ def _may_offer(settings: Settings, saved: Checkpoint) -> bool:
         return True
     log.warning(FOREIGN, settings.name, foreign[0].standing.claim.author.name)
     return False
-
-
-def _anchors(
-    settings: Settings, layout: Layout, weights: list[Tensor], buffers: Buffers
-) -> Anchors:
-    return Anchors(
-        layout,
-        weights,
-        codec=settings.codec,
-        outer=settings.outer,
-        scheme=settings.merge,
-        buffers=buffers,
-        moments=settings.policies.moments,
-        guard=settings.guard,
-    )
 
 
 def _earlier_anchors(anchors: Anchors, saved: Sequence[Kept]) -> list[EarlierAnchor]:

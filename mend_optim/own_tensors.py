@@ -3,8 +3,10 @@ corrected. Only the training thread calls this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.engine.moment_schedule import Moment
-from mend_optim.model.copies import Ready, belong_to, copied, gather, narrow, scatter
+from mend_optim.engine.moment_schedule import Moment, Updates
+from mend_optim.model.copies import Ready, belong_to, gather, narrow, scatter
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
 from mend_optim.model.moment_state import (
@@ -24,6 +26,7 @@ from mend_optim.model.moment_state import (
     read,
 )
 from mend_optim.model.ruined_state import reset_moments
+from mend_optim.model.side_copies import SideCopies
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.worker.correction import BufferCorrection, Correction, Reading
@@ -68,6 +71,10 @@ class ModelTensors(Protocol):
 
     def state_names(self, p: int, steps: int) -> list[str]:
         """The names of all that the inner optimizer keeps for fragment `p`."""
+        ...
+
+    def bring(self, correction: Correction) -> Correction:
+        """The correction, with its tensors where the parameters are. The worker calls it."""
         ...
 
     def apply(self, correction: Correction, steps: int) -> None:
@@ -132,16 +139,15 @@ class OwnTensors:
         self._parameters = parameters
         self._module_buffers = module_buffers or ModuleBuffers(())
         self._moments = {moment.name: moment for moment in moments}
-        self._device = next((p.device for p in parameters if p.is_cuda), None)
-        self.pool = Buffers(pin=self._device is not None)
+        gpu = next((p.device for p in parameters if p.is_cuda), None)
+        self._side = SideCopies(gpu) if gpu else None
+        self.pool = Buffers()
         # Per fragment, what its parameters' dtypes have rounded away; None where they are float32.
         rounds = any(map(narrow, parameters))
         self._rounding = [
-            self.memory(f).zero_() if rounds and not isinstance(f, BufferFragment) else None
+            self._nothing_lost(f) if rounds and not isinstance(f, BufferFragment) else None
             for f in layout.fragments
         ]
-        # Corrections whose copies to the GPU may not be done, each with the event that tells.
-        self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
         self.watch = WeightsWatch(parameters)
 
     # ── copies ────────────────────────────────────────────────────────────────────────────────────
@@ -154,57 +160,126 @@ class OwnTensors:
     def copy(self, p: int) -> Tensor:
         """See `ModelTensors`."""
         fragment = self.layout.fragments[p]
-        buffer = self.memory(fragment)
         if isinstance(fragment, BufferFragment):
-            gather_buffers(fragment, self._present_buffers(), buffer, self._device)
-        else:
-            gather(fragment, self._parameters, buffer, self._rounding[p])
-        return buffer
+            tensors = self._present_buffers()
+            return self._copied(self.memory(fragment), partial(gather_buffers, fragment, tensors))
+        return self._copy(fragment, self._parameters, self._rounding[p])
 
     def plain(self, p: int, own: Sequence[Tensor] | None) -> Tensor:
         """A flat copy of fragment `p` without what was rounded away; of the parameters `own`, if
         others are in their place."""
-        out = self.memory(self.layout.fragments[p])
-        gather(self.layout.fragments[p], own or self._parameters, out)
+        return self._copy(self.layout.fragments[p], own or self._parameters, None)
+
+    def _copy(
+        self, fragment: Fragment, parameters: Sequence[Tensor], rounding: Tensor | None
+    ) -> Tensor:
+        out = self.memory(fragment)
+        return self._copied(out, partial(gather, fragment, parameters), rounding)
+
+    def _copied(
+        self, out: Tensor, fill: Callable[..., object], rounding: Tensor | None = None
+    ) -> Tensor:
+        """Host memory, into which what `fill` makes is copied. From a GPU the copy is complete once
+        what `ready` returns has returned. `fill` is called with memory and `rounding`, if any."""
+        room = self._side.room(out.numel(), out.dtype) if self._side else None
+        if self._side and room is not None:
+            fill(room)
+            self._side.take_out(room, out, rounding)
+            return out
+        self._join()
+        if rounding is None:
+            fill(out)
+        else:
+            fill(out, rounding)
         return out
 
     def ready(self) -> Ready:
         """See `ModelTensors`."""
-        return copied(self._device)
+        return self._side.ready() if self._side else lambda: None
 
     def read(self, p: int, names: Sequence[str], steps: int) -> dict[str, Reading]:
         """See `ModelTensors`."""
-        readings: dict[str, Reading] = {}
         fragment_state = self._state(p, steps)
-        for name in names:
-            out = self.pool.take(fragment_state.fragment.numel)
-            readings[name] = Reading(out, read(self._moments[name], fragment_state, out))
-        return readings
+        updates: list[Updates] = []
+
+        def fill(name: str, out: Tensor) -> None:
+            updates.append(read(self._moments[name], fragment_state, out))
+
+        values = [
+            self._copied(self.pool.take(fragment_state.fragment.numel), partial(fill, name))
+            for name in names
+        ]
+        return dict(zip(names, map(Reading, values, updates), strict=True))
 
     def state_names(self, p: int, steps: int) -> list[str]:
         """See `ModelTensors`."""
         return self._state(p, steps).names()
+
+    def _join(self) -> None:
+        """Let the training stream wait for what was rounded away and is on its way."""
+        if self._side:
+            self._side.join()
+
+    def _settle(self) -> None:
+        """Wait until the host has what was rounded away."""
+        if self._side:
+            self._side.settle()
+
+    def _nothing_lost(self, fragment: Fragment) -> Tensor:
+        """Memory for what was rounded away, which is nothing yet."""
+        return torch.zeros(fragment.numel, dtype=torch.float32, pin_memory=self._side is not None)
 
     def _state(self, p: int, steps: int) -> FragmentState:
         return FragmentState(self.layout.fragments[p], self._parameters, self.inner, steps)
 
     # ── corrections ───────────────────────────────────────────────────────────────────────────────
 
+    def bring(self, correction: Correction) -> Correction:
+        """See `ModelTensors`."""
+        side = self._side
+        if side is None or isinstance(correction, BufferCorrection):
+            return correction
+        brought = side.bring([correction.values, *(m.values for m in correction.moments)])
+        if brought is None:
+            return correction
+        values, *rest = brought
+        pairs = zip(correction.moments, rest, strict=True)
+        moments = tuple(m._replace(values=there) for m, there in pairs)
+        return replace(correction, there=replace(correction, values=values, moments=moments))
+
     def apply(self, correction: Correction, steps: int) -> None:
         """See `ModelTensors`."""
         fragment = self.layout.fragments[correction.fragment]
+        present = self._present(correction)
         if isinstance(fragment, BufferFragment):
             assert isinstance(correction, BufferCorrection)
             tensors = self._present_buffers()
             move_buffers(fragment, tensors, correction.values, correction.base)
         else:
-            rounding = self._rounding[correction.fragment]
-            scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+            self._scatter(fragment, present.values, present.replace, for_good=True)
             if correction.resets:
                 reset_moments(self._state(correction.fragment, steps))
-            self.apply_moments(correction, steps)
-        if self._device is not None:
-            _hold(self._in_flight, correction, self._device)
+            self.apply_moments(present, steps)
+
+    def _present(self, correction: Correction) -> Correction:
+        """The correction with its tensors on the GPU, if they are there."""
+        if self._side is None or correction.there is None:
+            return correction
+        there = correction.there
+        self._side.use([there.values, *(m.values for m in there.moments)])
+        return there
+
+    def _scatter(
+        self, fragment: Fragment, values: Tensor, replaces: bool, *, for_good: bool
+    ) -> None:
+        lost = self._rounding[fragment.index] if for_good else None
+        there = self._side.take_in(lost) if self._side and lost is not None else None
+        if self._side and lost is not None and there is not None:
+            scatter(fragment, values, self._parameters, replaces, there)
+            self._side.put_back(there, lost)
+        else:
+            self._join()
+            scatter(fragment, values, self._parameters, replaces, lost)
 
     def apply_moments(self, correction: Correction, steps: int) -> None:
         """See `ModelTensors`."""
@@ -227,8 +302,7 @@ class OwnTensors:
         if isinstance(fragment, BufferFragment):
             move_buffers(fragment, self._present_buffers(), anchor, None)
             return
-        lost = self._rounding[p] if for_good else None
-        scatter(fragment, anchor, self._parameters, replace=True, rounding=lost)
+        self._scatter(fragment, anchor, True, for_good=for_good)
 
     @contextmanager
     def keeping(self, own: Sequence[Tensor]) -> Iterator[None]:
@@ -248,16 +322,21 @@ class OwnTensors:
     def rounded_off(self, p: int) -> Tensor | None:
         """See `ModelTensors`."""
         rounding = self._rounding[p]
-        return None if rounding is None else rounding.clone()
+        if rounding is None:
+            return None
+        self._settle()
+        return rounding.clone()
 
     def load_rounded_off(self, p: int, lost: Tensor) -> None:
         """See `ModelTensors`."""
         rounding = self._rounding[p]
         if rounding is not None:
+            self._settle()
             rounding.copy_(lost)
 
     def forget_rounded_off(self) -> None:
         """See `ModelTensors`."""
+        self._settle()
         for lost in [rounding for rounding in self._rounding if rounding is not None]:
             lost.zero_()
 
@@ -273,27 +352,10 @@ class OwnTensors:
         self._parameters = parameters
         fragment = layout.fragments[-1]
         rounds = any(narrow(parameters[i]) for i in fragment.tensors)
-        self._rounding.append(self.pool.take(fragment.numel).zero_() if rounds else None)
+        self._rounding.append(self._nothing_lost(fragment) if rounds else None)
 
     def _present_buffers(self) -> list[Tensor]:
         """The layout's buffers. Raises `UsageError` if they are others than they were."""
         tensors = self._module_buffers.tensors()
         self.layout.check_buffers(tensors)
         return tensors
-
-
-def _hold(
-    in_flight: list[tuple[torch.cuda.Event, Correction]],
-    correction: Correction,
-    device: torch.device,
-) -> None:
-    """Hold the correction: its buffer returns to its pool when nothing refers to it. That must not
-    be before the asynchronous copy to the GPU is done."""
-    in_flight[:] = [entry for entry in in_flight if not _is_done(entry[0])]
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    in_flight.append((event, correction))
-
-
-def _is_done(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]

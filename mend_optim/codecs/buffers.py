@@ -24,13 +24,11 @@ class Buffers:
     than copies, so a buffer of 100 MB is worth keeping. A slice of it, or a packet being sent,
     keeps it alive by itself.
 
-    Tensors come in few sizes, those of fragments, and are pinned for GPUs. Bytes come in any size,
-    rounded up to a power of two: otherwise a peer that sends another size every time would fill the
-    memory."""
+    Tensors come in few sizes, those of fragments. Bytes come in any size, rounded up to a power of
+    two: otherwise a peer that sends another size every time would fill the memory."""
 
-    def __init__(self, pin: bool = False) -> None:
-        self._pin = pin
-        self._free: defaultdict[tuple[int, bool], list[Base]] = defaultdict(list)
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[Base]] = defaultdict(list)
         #: By the id of a reference to what was handed out: that reference, and where the buffer
         #: goes back to.
         self._lent: dict[int, tuple[Reference, list[Base], Base]] = {}
@@ -39,21 +37,12 @@ class Buffers:
 
     def take(self, numel: int) -> Tensor:
         """A flat float32 buffer of `numel` elements, with arbitrary content."""
-        return self._lend(numel, self._pin)
-
-    def take_bytes(self, nbytes: int) -> memoryview:
-        """A buffer of `nbytes` bytes, with arbitrary content."""
-        if nbytes < SMALL:
-            return fresh(nbytes)
-        return as_bytes(self._lend(1 << (-(-nbytes // 4) - 1).bit_length(), False))[:nbytes]
-
-    def _lend(self, numel: int, pin: bool) -> Tensor:
         self._collect()
-        free = self._free[numel, pin]
+        free = self._free[numel]
         try:
             base = free.pop()
         except IndexError:
-            base = torch.empty(numel, dtype=torch.float32, pin_memory=pin, device="cpu").numpy()
+            base = torch.empty(numel, dtype=torch.float32, device="cpu").numpy()
         # The reference is to this view, because torch's storage holds it and slices share it. The
         # tensor object handed out may die before its slices do, and arrays of it refer to `base`.
         lent = base.view()
@@ -64,6 +53,12 @@ class Buffers:
         # The caller's script may be in inference mode, and the worker changes the buffer later.
         with torch.inference_mode(False):
             return torch.from_numpy(lent)
+
+    def take_bytes(self, nbytes: int) -> memoryview:
+        """A buffer of `nbytes` bytes, with arbitrary content."""
+        if nbytes < SMALL:
+            return fresh(nbytes)
+        return as_bytes(self.take(1 << (-(-nbytes // 4) - 1).bit_length()))[:nbytes]
 
     def _collect(self) -> None:
         """Put back the buffers that came back, the last one to be lent first, while it is in the

@@ -5,6 +5,7 @@ Only the training thread calls these functions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,6 @@ from mend_optim.protocol.lineage import content_digest
 
 Ready = Callable[[], None]
 """Waits until an asynchronous copy is complete."""
-
-
-def copied(device: torch.device | None) -> Ready:
-    """A function that waits for the copies just enqueued on the device's current stream. On the
-    host (`None`) there is nothing to wait for."""
-    if device is None:
-        return lambda: None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -53,25 +44,28 @@ def gather(
 ) -> None:
     """Copy the fragment's parameters into a flat buffer.
 
-    From a GPU into pinned memory the copies are asynchronous: wait for the device's current stream
-    before you read `out`.
-
     Args:
         fragment: which of the parameters to copy.
         parameters: all parameters of the model.
-        out: receives the copy; float32, on the host, `fragment.numel` elements.
+        out: receives the copy; float32, `fragment.numel` elements, on the host or on a GPU.
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
-    for place, index in enumerate(fragment.tensors):
+    sources = [_real(parameters[index]) for index in fragment.tensors]
+    if out.is_cuda and rounding is None and all(map(partial(_is_like, out), sources)):
+        # One launch for many tensors: to launch so many copies takes longer than to make them.
+        torch.cat([source.reshape(-1) for source in sources], out=out)
+        return
+    for place, source in enumerate(sources):
         here = fragment.span(place)
-        source = _real(parameters[index])
         if rounding is not None and narrow(source):
             lost = rounding[here].view(source.shape)
-            source = source.float().add_(lost.to(source.device, non_blocking=True))
-        elif source.is_cuda:
-            # Cast on the device: a cast during the copy would make the copy synchronous.
-            source = source.to(torch.float32)
-        out[here].view(source.shape).copy_(source, non_blocking=True)
+            source = source.float().add_(lost.to(source.device))
+        out[here].view(source.shape).copy_(source)
+
+
+def _is_like(flat: Tensor, tensor: Tensor) -> bool:
+    """Whether a tensor has the dtype of a flat one, and is on the same device."""
+    return tensor.dtype == flat.dtype and tensor.device == flat.device
 
 
 def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
@@ -97,24 +91,27 @@ def scatter(
 
     Args:
         fragment: which of the parameters to write.
-        values: float32, on the host, `fragment.numel` elements.
+        values: float32, `fragment.numel` elements, on the host or on the parameters' device.
         parameters: all parameters of the model.
         replace: whether the parameters become `values`, instead of growing by them.
-        rounding: updated with what narrow parameters lose; float32, on the host.
+        rounding: updated with what narrow parameters lose; float32, where `values` may be.
     """
-    for place, index in enumerate(fragment.tensors):
+    targets = [_real(parameters[index]) for index in fragment.tensors]
+    if values.is_cuda and all(map(partial(_is_like, values), targets)):
+        sources = [values[fragment.span(i)].view(t.shape) for i, t in enumerate(targets)]
+        # As in `gather`.
+        (torch._foreach_copy_ if replace else torch._foreach_add_)(targets, sources)
+        return
+    for place, target in enumerate(targets):
         here = fragment.span(place)
-        target = _real(parameters[index])
-        source = values[here].view(target.shape).to(target.device, non_blocking=True)
+        source = values[here].view(target.shape).to(target.device)
         if rounding is not None and narrow(target):
             lost = rounding[here].view(target.shape)
-            if replace:
-                exact = source
-            else:
-                before = target.float().add_(lost.to(target.device, non_blocking=True))
-                exact = before.add_(source)
+            exact = source
+            if not replace:
+                exact = target.float().add_(lost.to(target.device)).add_(source)
             target.copy_(exact)
-            lost.copy_(exact - target.float(), non_blocking=True)
+            lost.copy_(exact - target.float())
         elif replace:
             target.copy_(source)
         else:

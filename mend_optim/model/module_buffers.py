@@ -117,24 +117,17 @@ def _real(buffer: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gather_buffers(
-    fragment: BufferFragment,
-    tensors: Sequence[Tensor],
-    out: Tensor,
-    device: torch.device | None = None,
-) -> None:
+def gather_buffers(fragment: BufferFragment, tensors: Sequence[Tensor], out: Tensor) -> None:
     """Copy the buffers' bytes into a flat buffer.
 
     Args:
         fragment: the fragment of these buffers.
         tensors: the buffers.
-        out: receives the copy; uint8, on the host, `fragment.nbytes` elements.
-        device: the device whose copies may be asynchronous; wait for its current stream then.
+        out: receives the copy; uint8, `fragment.nbytes` elements, on the host or on a GPU.
     """
     out.zero_()
     for place, tensor in enumerate(tensors):
-        source = _real(tensor)
-        fragment.view(place, out).copy_(source, non_blocking=source.device == device)
+        fragment.view(place, out).copy_(_real(tensor))
 
 
 @torch.no_grad()
@@ -160,11 +153,11 @@ def move_buffers(
         old = None if base is None else fragment.view(place, base)
         if old is not None and _same_bytes(new, old):
             continue
-        there = new.to(target.device, non_blocking=True)
+        there = new.to(target.device)
         if old is None or not target.is_floating_point():
             target.copy_(there)
         else:
-            target.copy_(_moved(target, there, old.to(target.device, non_blocking=True)))
+            target.copy_(_moved(target, there, old.to(target.device)))
 
 
 def _moved(now: Tensor, anchor: Tensor, base: Tensor) -> Tensor:

@@ -121,12 +121,10 @@ def read(moment: Moment, fragment_state: FragmentState, out: Tensor) -> Updates:
     """Copy a moment into a flat buffer: s / (1 − β^t) if the optimizer corrects it, else s. Tensors
     without the moment become zeros.
 
-    From a GPU into pinned memory the copies are asynchronous, as in `gather`.
-
     Args:
         moment: which state to read.
         fragment_state: the fragment to read.
-        out: receives the values; float32, on the host, the fragment's size.
+        out: receives the values; float32, the fragment's size, on the host or on a GPU.
 
     Returns:
         t for each tensor: state["step"], or `fragment_state.steps` if the optimizer does not count.
@@ -136,13 +134,9 @@ def read(moment: Moment, fragment_state: FragmentState, out: Tensor) -> Updates:
         updates[place] = t
         weight = _weight_seen(moment, decay, t)
         values = out[fragment_state.fragment.span(place)].view(tensor.shape)
-        if tensor.is_cuda:
-            # Divide on the device: on the host the division would have to wait for the copy.
-            values.copy_(tensor.float() / weight, non_blocking=True)
-        else:
-            values.copy_(tensor)
-            if weight != 1:
-                values.div_(weight)
+        values.copy_(tensor)
+        if weight != 1:
+            values.div_(weight)
     for place, t in enumerate(updates):
         if not t:
             out[fragment_state.fragment.span(place)].zero_()
@@ -165,7 +159,7 @@ def correct(moment: Moment, fragment_state: FragmentState, values: Tensor, then:
     Args:
         moment: which state to correct.
         fragment_state: the fragment to correct.
-        values: mean − own; float32, on the host, the fragment's size.
+        values: mean − own; float32, the fragment's size, on the host or on a GPU.
         then: t for each tensor, as `read` returned it.
     """
     for place, tensor, decay, now in _find(moment, fragment_state):
@@ -173,8 +167,7 @@ def correct(moment: Moment, fragment_state: FragmentState, values: Tensor, then:
         if not 0 < t <= now:
             continue
         factor = decay ** (now - t) * _weight_seen(moment, decay, t)
-        source = values[fragment_state.fragment.span(place)].view(tensor.shape)
-        source = source.to(tensor.device, non_blocking=True)
+        source = values[fragment_state.fragment.span(place)].view(tensor.shape).to(tensor.device)
         # Subtract 0 − factor·values, in the wider of both dtypes: adding +0 would turn −0 into +0.
         tensor.sub_(torch.rsub(source, 0, alpha=factor))
         if moment.nonnegative:

@@ -125,7 +125,7 @@ class MergeWorker:
     def _perform(self, job: Job) -> None:
         assert self.anchors is not None
         done, made = self.anchors.perform(job)
-        corrections = [self._stacked(correction) for correction in made]
+        corrections = [self.anchors.bring(self._stacked(correction)) for correction in made]
         self._finished(job, done, corrections)
 
     def _stacked(self, correction: Correction) -> Correction:

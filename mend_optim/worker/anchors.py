@@ -5,7 +5,7 @@ at a time and in order, and reports the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -79,6 +79,8 @@ class Anchors:
         self.guard = guard
         #: Signs offers and checks signatures; None: they are not signed. Set before the first job.
         self.signing: Signing | None = None
+        #: Brings a new correction to where the parameters are. Set before the first job, too.
+        self.bring: Callable[[Correction], Correction] = lambda correction: correction
         #: Hashes the bytes of all messages.
         self.hashing = Hashing()
         self.fragments: list[FragmentAnchor | BufferAnchor] = []

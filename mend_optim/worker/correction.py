@@ -21,6 +21,8 @@ class Correction:
     moments: tuple[MomentCorrection, ...] = field(default=(), compare=False, repr=False)
     #: Whether the inner optimizer's moments begin anew, because they are as wrong as the weights.
     resets: bool = False
+    #: The same change with its tensors on the GPU that the parameters are on, once they are there.
+    there: Correction | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,8 @@ MUTANTS = (
            "            [closure() for closure in args if closure]\n            loss = self.inner.step(*args, **kwargs)\n", ALONE),
     # ── 2: only step() writes parameters ─────────────────────────────────────────────────────────────────────────────
     Mutant("anchor-shares-the-parameters-memory", 2, "own_tensors",
-           "        gather(fragment, self._parameters, buffer, self._rounding[p])\n        return buffer",
-           "        gather(fragment, self._parameters, buffer, self._rounding[p])\n"
-           "        return self._parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
+           "return self._copied(out, partial(gather, fragment, parameters), rounding)",
+           "return parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
     Mutant("worker-applies-corrections", 2, "runtime/learner",
            "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
@@ -589,7 +588,7 @@ MUTANTS = (
     Mutant("two-learners-share-an-added-group", 5, "training_run", "            refuse_added(self)\n", "", SOLE),
     Mutant("garbage-keeps-its-parameters", 7, "sole_trainer", "        gc.collect()", "        pass", SOLE),
     Mutant("the-closed-keep-their-parameters", 7, "sole_trainer", " and other.takes_part:", ":", SOLE),
-    Mutant("callback-waits-for-itself", 7, "training_run", "if self.learner and self.learner.is_calling_back():", "if False:",
+    Mutant("callback-waits-for-itself", 7, "training_run", "CALLED_BACK: calls_back", "CALLED_BACK: False",
            of("together/test_rounds", "callback_must_not and (step or global)")),
     Mutant("learners-are-listed-step-by-step", 7, "runtime/open_learners", "for reference in _open.valuerefs() if (learner := reference()) is not None",
            "for learner in _open.values()", of("unit/runtime/test_open_learners")),

@@ -10,8 +10,8 @@ from mend_optim.codecs.buffers import Buffers
 class CountedBuffers(Buffers):
     """Counts the bytes that are lent."""
 
-    def __init__(self, pin: bool = False) -> None:
-        super().__init__(pin)
+    def __init__(self) -> None:
+        super().__init__()
         #: The most bytes that were lent at a time, since the caller last set this.
         self.peak = 0
 
@@ -21,7 +21,7 @@ class CountedBuffers(Buffers):
         self._collect()
         return sum(base.nbytes for _, _, base in list(self._lent.values()))
 
-    def _lend(self, numel: int, pin: bool) -> Tensor:
-        lent = super()._lend(numel, pin)
+    def take(self, numel: int) -> Tensor:
+        lent = super().take(numel)
         self.peak = max(self.peak, self.in_use)
         return lent

@@ -27,8 +27,8 @@ def peak(codec: str, fragments: int) -> float:
     of one: of their tensors, their packets, and the messages that they receive."""
     pools: list[CountedBuffers] = []
 
-    def pool(pin: bool = False) -> CountedBuffers:
-        pools.append(CountedBuffers(pin))
+    def pool() -> CountedBuffers:
+        pools.append(CountedBuffers())
         return pools[-1]
 
     options = {"sync_every": PERIOD, "adopt_after": 0, "moments": None}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from mend_optim.model.copies import (
     SAMPLES,
     belong_to,
-    copied,
     flat,
     gather,
     narrow,
@@ -162,10 +161,6 @@ def test_flat_is_a_copy() -> None:
     parameter.zero_()
     assert found.tolist() == [0, 1, 2, 3]
     assert found.dtype == torch.float32
-
-
-def test_on_the_host_there_is_nothing_to_wait_for() -> None:
-    assert copied(None)() is None
 
 
 # ── sketches ──────────────────────────────────────────────────────────────────────────────────────

@@ -1049,16 +1049,15 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
         host.step(gradients)
         device.step([g.to("cuda") for g in gradients])
     for moment in host.moments:
-        out = torch.empty(14).pin_memory()
+        out = torch.empty(14)
         updates = read(moment, device.fragment_state, out)
-        torch.cuda.synchronize()
         values, then = host.read(moment)
         assert updates == then == (3, 3)
-        assert torch.allclose(out, values, rtol=1e-5)
-        change = torch.ones(14).pin_memory()
+        assert torch.allclose(out, values, rtol=1e-4)
+        change = torch.ones(14)
         host.correct(moment, change, then)
         device.correct(moment, change, then)
         for i in range(2):
             assert torch.allclose(
-                device.state(moment.name, i).cpu(), host.state(moment.name, i), rtol=1e-5
+                device.state(moment.name, i).cpu(), host.state(moment.name, i), rtol=1e-4
             )

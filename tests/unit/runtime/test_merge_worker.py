@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ class Scripted:
 
     def __init__(self, *made: Correction) -> None:
         self.made = list(made)
+
+    def bring(self, correction: Correction) -> Correction:
+        return replace(correction, there=replace(correction, values=correction.values.clone()))
 
     def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
         return Done(digest=b"done"), (self.made.pop(0),) if self.made else ()
@@ -98,6 +102,17 @@ def test_corrections_that_training_has_not_taken_stack() -> None:
             worker.perform(JOB)
         after_all(worker)
         assert in_mailbox(worker) == {0: (3.0, False), 1: (8.0, False)}
+
+
+def test_a_correction_is_brought_to_the_parameters_as_training_will_take_it() -> None:
+    with working(correction(1.0), correction(2.0)) as (worker, finished):
+        for _ in range(2):
+            worker.perform(JOB)
+        after_all(worker)
+        for (made,), value in zip(finished, (1.0, 3.0), strict=True):
+            assert made.there is not None
+            assert made.there.values.tolist() == [value, value]
+            assert made.there.there is None
 
 
 def test_a_correction_that_replaces_the_weights_supersedes_the_one_before() -> None:

@@ -1,0 +1,89 @@
+"""Mutants of the ways beside the training stream of a GPU."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+SIDE = of("unit/test_side_copies")
+WORKER = of("unit/runtime/test_merge_worker")
+TENSORS = "own_tensors"
+
+
+def mutant(
+    name: str, room: str, old: str, new: str, tests: tuple[str, ...] = SIDE, law: int = 10
+) -> Mutant:
+    return Mutant(name, law, room, old, new, tests)
+
+
+GPU_MUTANTS = (
+    mutant(
+        "a-copy-beside-lacks-what-was-rounded-away",
+        TENSORS,
+        "self._side.take_out(room, out, rounding)",
+        "self._side.take_out(room, out)",
+    ),
+    mutant(
+        "what-was-rounded-away-is-read-too-soon",
+        TENSORS,
+        "        self._settle()\n        return rounding.clone()",
+        "        return rounding.clone()",
+    ),
+    mutant(
+        "what-was-rounded-away-is-loaded-too-soon",
+        TENSORS,
+        "            self._settle()\n            rounding.copy_(lost)",
+        "            rounding.copy_(lost)",
+    ),
+    mutant(
+        "what-was-rounded-away-is-forgotten-too-soon",
+        TENSORS,
+        "        self._settle()\n        for lost in",
+        "        for lost in",
+    ),
+    mutant(
+        "what-is-rounded-away-beside-is-lost",
+        TENSORS,
+        "            self._side.put_back(there, lost)",
+        "            pass",
+    ),
+    mutant(
+        "moments-are-not-brought",
+        TENSORS,
+        "replace(correction, values=values, moments=moments))",
+        "replace(correction, values=values, moments=()))",
+    ),
+    mutant(
+        "brought-memory-is-used-again-too-soon",
+        TENSORS,
+        "        self._side.use([there.values, *(m.values for m in there.moments)])",
+        "        self._side.use([there.values])",
+    ),
+    mutant(
+        "a-correction-is-not-brought",
+        "runtime/merge_worker",
+        "self.anchors.bring(self._stacked(correction))",
+        "self._stacked(correction)",
+        WORKER,
+    ),
+    mutant(
+        "a-correction-is-brought-before-it-is-stacked",
+        "runtime/merge_worker",
+        "self.anchors.bring(self._stacked(correction))",
+        "self._stacked(self.anchors.bring(correction))",
+        WORKER,
+    ),
+    mutant(
+        "samples-of-copies-are-taken-too-late",
+        "ranks/copies_check",
+        ".to(torch.float32, copy=True)",
+        ".to(torch.float32)",
+        of("unit/ranks/test_copies_check"),
+    ),
+    mutant(
+        "the-worker-keeps-the-model",
+        "handover",
+        "    found = weakref.ref(tensors)",
+        "    found = lambda: tensors  # noqa: E731",
+        of("together/test_life"),
+    ),
+)

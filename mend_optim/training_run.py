@@ -59,6 +59,10 @@ CALLED_BACK = (
     "{call}() must not be called in on_event, which runs on a background thread beside training: "
     "take note there, and call {call}() in the training loop"
 )
+CAPTURED = (
+    "{call}() must not be captured in a CUDA graph, whose replays would not be counted: capture "
+    "the forward and the backward pass alone, and call {call}() after each replay"
+)
 UNSEEN = (
     "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
     "let the optimizer step in step(), for example with a closure"
@@ -332,11 +336,11 @@ class TrainingRun:
 
     def refuse_misplaced(self, call: str) -> None:
         """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
-        this learner's own weights, and in `on_event`, while another thread may be training."""
-        if self._is_swapped:
-            raise UsageError(SWAPPED.format(call=call))
-        if self.learner and self.learner.is_calling_back():
-            raise UsageError(CALLED_BACK.format(call=call))
+        this learner's own weights, in `on_event`, beside training, and in a CUDA graph."""
+        calls_back = self.learner is not None and self.learner.is_calling_back()
+        faults = {SWAPPED: self._is_swapped, CALLED_BACK: calls_back, CAPTURED: _is_capturing()}
+        if text := next((text for text, holds in faults.items() if holds), ""):
+            raise UsageError(text.format(call=call))
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, as one more fragment. Raises `UsageError` for
@@ -451,3 +455,9 @@ def _own_tensors(run: TrainingRun) -> OwnTensors:
 
 def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on this thread's stream."""
+    is_used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()

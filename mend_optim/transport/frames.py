@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Packet, Seal, is_known
@@ -191,7 +193,8 @@ class Assembler:
         while chunk and self._unfilled:
             buffer = self._unfilled[0]
             size = min(len(buffer), len(chunk))
-            buffer[:size] = chunk[:size]
+            # numpy lets other threads run meanwhile; a memoryview would not.
+            np.frombuffer(buffer[:size], np.uint8)[:] = np.frombuffer(chunk[:size], np.uint8)
             chunk = chunk[size:]
             if size == len(buffer):
                 self._unfilled.pop(0)

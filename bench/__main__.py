@@ -32,6 +32,7 @@ from bench.micro import (
     checkpoint,
     codec,
     exchange,
+    gpu,
     memory,
     merge,
     messages,
@@ -67,6 +68,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "signatures": signatures.run,
     "volume": volume.run,
     "memory": memory.run,
+    "gpu": gpu.run,
     "slow": slow.run,
     "straggler": straggler.run,
     "failslow": failslow.run,
@@ -81,6 +83,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 # why a bench cannot run here
 ABSENT = {
     "sync250": sync.absent_large,
+    "gpu": gpu.absent,
     "link": namespaces.absent,
     "pace": namespaces.absent,
     "fragments": namespaces.absent,

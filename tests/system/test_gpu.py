@@ -1,69 +1,71 @@
-"""The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled
-steps. Skipped without a GPU."""
+"""The GPU paths: copies and corrections beside the training stream, AMP, fused, compiled and
+captured steps, checkpoints, ranks. Skipped without a GPU."""
 
 from __future__ import annotations
 
+import copy
+import io
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mend_optim import MendOptimizer, Timing
+from mend_optim import MendOptimizer, MomentSchedule, Timing, UsageError
+from tests.support.learners import start
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(120),
+]
 TIMING = Timing(beat_s=0.2, join_timeout_s=20, round_timeout_s=30, evict_after_s=5)
-STEPS, EVERY = 40, 8
+STEPS, EVERY, SIZE = 40, 8, 256
+#: Cycles for which the GPU does nothing: about a second.
+NAP = 2_000_000_000
+
+Pairs = list[tuple[nn.Module, MendOptimizer]]
 
 
 def model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).to("cuda", dtype)
+    return nn.Sequential(nn.Linear(SIZE, 512), nn.GELU(), nn.Linear(512, SIZE)).to("cuda", dtype)
 
 
-def together(
-    make: Callable[[nn.Module], torch.optim.Optimizer],
-    step: Callable[..., None],
-    dtype: torch.dtype = torch.float32,
-    **kwargs: object,
-) -> list[tuple[nn.Module, MendOptimizer]]:
-    """Train two learners in two threads of this process, synchronize, return both."""
-    models = [model(seed, dtype) for seed in (0, 1)]
-    first = MendOptimizer(
-        make(models[0]),
-        name="a",
-        listen="127.0.0.1:0",
-        sync_every=EVERY,
-        timing=TIMING,
-        quorum=2,
-        **kwargs,
-    )  # type: ignore[arg-type]
+def two_learners(
+    make: Callable[[nn.Module], torch.optim.Optimizer], models: list[nn.Module], **kwargs: Any
+) -> Pairs:
+    """Two learners in this process, which have joined and have not trained."""
+    options = {"sync_every": EVERY, "timing": TIMING, "quorum": 2, **kwargs}
+    first = MendOptimizer(make(models[0]), name="a", listen="127.0.0.1:0", **options)
     second = MendOptimizer(
         make(models[1]),
         name="b",
+        listen="127.0.0.1:0",
         peers=[first.status().address],
-        sync_every=EVERY,
-        timing=TIMING,
-        quorum=2,
-        **kwargs,  # type: ignore[arg-type]
+        **options,
     )
+    start([first, second])
+    return [(models[0], first), (models[1], second)]
+
+
+def side_by_side(pairs: Pairs, work: Callable[[int, nn.Module, MendOptimizer], None]) -> None:
+    """Both learners' work, each in a thread of its own."""
     faults: list[BaseException] = []
 
-    def train(m: nn.Module, optimizer: MendOptimizer, seed: int) -> None:
+    def caught(seed: int, m: nn.Module, optimizer: MendOptimizer) -> None:
         try:
-            draws = torch.Generator("cuda").manual_seed(seed)
-            for _ in range(STEPS):
-                step(
-                    m, optimizer, torch.randn(64, 256, device="cuda", generator=draws, dtype=dtype)
-                )
-            assert optimizer.synchronize(20)
+            work(seed, m, optimizer)
         except BaseException as fault:
             faults.append(fault)
 
-    pairs = [(models[0], first), (models[1], second)]
     threads = [
-        threading.Thread(target=train, args=(m, o, seed)) for seed, (m, o) in enumerate(pairs)
+        threading.Thread(target=caught, args=(seed, m, o)) for seed, (m, o) in enumerate(pairs)
     ]
     for thread in threads:
         thread.start()
@@ -71,26 +73,56 @@ def together(
         thread.join()
     if faults:
         raise faults[0]
+
+
+def train(
+    pairs: Pairs, step: Callable[..., None], dtype: torch.dtype = torch.float32, steps: int = STEPS
+) -> None:
+    """Train both learners and synchronize them."""
+
+    def work(seed: int, m: nn.Module, optimizer: MendOptimizer) -> None:
+        draws = torch.Generator("cuda").manual_seed(seed)
+        for _ in range(steps):
+            x = torch.randn(64, SIZE, device="cuda", generator=draws, dtype=dtype)
+            step(m, optimizer, x)
+        assert optimizer.synchronize(20)
+
+    side_by_side(pairs, work)
     for _, optimizer in pairs:  # the first to finish takes what the other merged since
         assert optimizer.synchronize(20)
+
+
+def together(
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+    step: Callable[..., None],
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> Pairs:
+    """Two learners that have trained together."""
+    pairs = two_learners(make, [model(seed, dtype) for seed in (0, 1)], **kwargs)
+    train(pairs, step, dtype)
     return pairs
 
 
-def plain_step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
+def plain_step(m: nn.Module, optimizer: Any, x: torch.Tensor) -> None:
     optimizer.zero_grad()
     (m(x) - x).float().pow(2).mean().backward()
     optimizer.step()
 
 
-def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
+def adamw(m: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(m.parameters(), lr=1e-3)
+
+
+def check(pairs: Pairs) -> None:
     """Both hold one anchor, bit for bit, with all tokens of both. There were rounds, and the
     weights are near the anchor."""
     (m, a), (n, b) = pairs
-    try:
+    with closing(a), closing(b):
         assert a.status().roster
         assert b.status().roster
         assert a.status().fragments == b.status().fragments
-        assert a.status().rounds_adopted >= 3
+        assert a.status().rounds_adopted >= 1
         assert a.status().fragments[0].tokens == a.status().tokens + b.status().tokens
         local = [p.detach().clone() for p in m.parameters()]
         with a.global_weights(), b.global_weights():
@@ -100,9 +132,9 @@ def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
                 torch.testing.assert_close(
                     p, mine, atol=2e-2 if p.dtype == torch.bfloat16 else 1e-5, rtol=0
                 )
-    finally:
-        a.close()
-        b.close()
+
+
+# ── rounds ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -110,26 +142,121 @@ def test_adamw_on_a_gpu(fused: bool) -> None:
     check(together(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused), plain_step))
 
 
-def test_bf16_parameters_and_fragments() -> None:
-    check(
-        together(
-            lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
-            plain_step,
-            torch.bfloat16,
-            fragments=2,
-        )
-    )
+@pytest.mark.parametrize("codec", ["int4", "powersgd"])
+def test_bf16_parameters_and_fragments(codec: str) -> None:
+    def make(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m.parameters(), lr=0.05)
+
+    check(together(make, plain_step, torch.bfloat16, fragments=2, codec=codec))
 
 
 def test_lockstep_on_a_gpu() -> None:
-    check(
-        together(
-            lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
-            plain_step,
-            adopt_after=2,
-            grace=20,
-        )
-    )
+    check(together(adamw, plain_step, adopt_after=2, grace=20))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_moments_are_averaged(capturable: bool) -> None:
+    """Also where the optimizer's counters of updates are on the GPU."""
+
+    def make(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(m.parameters(), lr=1e-3, capturable=capturable)
+
+    # Nobody trains after the last round.
+    pairs = together(make, plain_step, moments=MomentSchedule(first=1, second=1), adopt_after=0)
+    (m, a), (n, b) = pairs
+    for p, q in zip(m.parameters(), n.parameters(), strict=True):
+        ours, theirs = a.state[p], b.state[q]
+        assert ours["exp_avg"].is_cuda
+        torch.testing.assert_close(ours["exp_avg"], theirs["exp_avg"], atol=1e-7, rtol=1e-4)
+        torch.testing.assert_close(ours["exp_avg_sq"], theirs["exp_avg_sq"], atol=1e-9, rtol=1e-4)
+    check(pairs)
+
+
+def test_weights_on_a_gpu_are_those_on_the_host() -> None:
+    """In lockstep, with gradients that nobody computes, the devices differ by rounding alone."""
+
+    def ended(device: str) -> list[torch.Tensor]:
+        models = [model(seed).to(device) for seed in (0, 1)]
+        gradients = torch.Generator().manual_seed(0)
+        drawn = [
+            [torch.randn(p.shape, generator=gradients) for p in m.parameters()] for m in models
+        ]
+
+        trained: dict[int, list[torch.Tensor]] = {}
+
+        def work(seed: int, m: nn.Module, optimizer: MendOptimizer) -> None:
+            for _ in range(STEPS):
+                for p, gradient in zip(m.parameters(), drawn[seed], strict=True):
+                    p.grad = gradient.to(device)
+                optimizer.step()
+            trained[seed] = [p.detach().cpu() for p in m.parameters()]
+
+        def make(m: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(m.parameters(), lr=1e-2)
+
+        pairs = two_learners(make, models, adopt_after=2, grace=20, fragments=2)
+        side_by_side(pairs, work)
+        for _, optimizer in pairs:
+            optimizer.close()
+        return trained[0] + trained[1]
+
+    for there, here in zip(ended("cuda"), ended("cpu"), strict=True):
+        torch.testing.assert_close(there, here, atol=1e-6, rtol=1e-6)
+
+
+# ── the training stream ───────────────────────────────────────────────────────────────────────────
+
+
+def test_steps_with_syncs_do_not_wait_for_the_gpu() -> None:
+    """Copies and corrections are enqueued while the GPU is still busy with something else."""
+    pairs = two_learners(lambda m: torch.optim.SGD(m.parameters(), lr=1e-3), [model(0), model(1)])
+    train(pairs, plain_step)
+    (m, a), (_, b) = pairs
+    x = torch.randn(64, SIZE, device="cuda")
+    with closing(a), closing(b):
+        before = a.status()
+        torch.cuda._sleep(NAP)
+        busy = torch.cuda.Event()
+        busy.record()
+        for _ in range(EVERY):
+            plain_step(m, a, x)
+        assert not busy.query()
+        train(pairs, plain_step)
+        after = a.status()
+    assert after.rounds_adopted > before.rounds_adopted
+
+
+def test_without_room_on_the_gpu_copies_go_straight_to_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = 0
+    empty = torch.empty
+
+    def scarce(*size: Any, **options: Any) -> torch.Tensor:
+        nonlocal refused
+        if options.get("device") == torch.device("cuda", 0):
+            refused += 1
+            raise torch.cuda.OutOfMemoryError("no room")
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    pairs = together(adamw, plain_step)
+    assert refused
+    check(pairs)
+
+
+def test_memory_on_the_gpu_is_given_back() -> None:
+    pairs = two_learners(adamw, [model(0), model(1)])
+    train(pairs, plain_step)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    train(pairs, plain_step)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+    check(pairs)
+
+
+# ── ways to step ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_amp_with_a_scaler() -> None:
@@ -144,18 +271,151 @@ def test_amp_with_a_scaler() -> None:
         scaler.step(optimizer)
         scaler.update()
 
-    check(together(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3), step))
+    check(together(adamw, step))
 
 
-def test_compiled_model() -> None:
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_model(mode: str) -> None:
+    """Of the learners, one compiles. With "reduce-overhead" that captures graphs, beside rounds."""
     compiled: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
-    lock = threading.Lock()
 
     def step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
-        with lock:  # two threads must not compile at once
-            forward = compiled.setdefault(id(m), torch.compile(m))
-            optimizer.zero_grad()
-            (forward(x) - x).pow(2).mean().backward()
+        if optimizer.name == "a":
+            forward = compiled.setdefault(id(m), torch.compile(m, mode=mode))
+        else:
+            forward = m
+        optimizer.zero_grad()
+        (forward(x) - x).pow(2).mean().backward()
         optimizer.step()
 
     check(together(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True), step))
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_a_captured_forward_and_backward_pass(mode: str) -> None:
+    """Gradients come from a graph that is captured beside rounds, and replayed."""
+    graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+    steps: dict[int, int] = {}
+
+    def step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
+        steps[id(m)] = steps.get(id(m), 0) + 1
+        if optimizer.name != "a" or steps[id(m)] < 2 * EVERY:
+            plain_step(m, optimizer, x)
+            return
+        if id(m) not in graphs:
+            graphs[id(m)] = captured(m, x)
+        graph, inputs = graphs[id(m)]
+        inputs.copy_(x)
+        graph.replay()
+        optimizer.step()
+
+    def captured(m: nn.Module, x: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        inputs = x.clone()
+        graph = torch.cuda.CUDAGraph()
+        m.zero_grad(set_to_none=False)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            for p in m.parameters():
+                assert p.grad is not None
+                p.grad.zero_()
+            (m(inputs) - inputs).pow(2).mean().backward()
+        return graph, inputs
+
+    check(together(adamw, step))
+    assert graphs
+
+
+def test_a_step_that_is_captured_is_refused() -> None:
+    m = model(0)
+    optimizer = MendOptimizer(
+        torch.optim.AdamW(m.parameters(), lr=1e-3, capturable=True),
+        name="a",
+        listen="127.0.0.1:0",
+        timing=TIMING,
+    )
+    x = torch.randn(64, SIZE, device="cuda")
+    with closing(optimizer):
+        plain_step(m, optimizer, x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(UsageError, match=r"step\(\) must not be captured"),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            optimizer.step()
+
+
+# ── checkpoints and ranks ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_goes_on(dtype: torch.dtype) -> None:
+    """In mid-run, with rounds on their way. What bf16 has rounded away is in it."""
+
+    def make(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(m.parameters(), lr=1e-3)
+
+    pairs = two_learners(make, [model(seed, dtype) for seed in (0, 1)])
+    train(pairs, plain_step, dtype)
+    (m, a), (n, b) = pairs
+    x = torch.randn(64, SIZE, device="cuda", dtype=dtype)
+    for _ in range(EVERY + 1):
+        plain_step(m, a, x)
+    file = io.BytesIO()
+    torch.save({"model": m.state_dict(), "optimizer": a.state_dict()}, file)
+    a.close()
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    again = copy.deepcopy(m)
+    again.load_state_dict(saved["model"])
+    back = MendOptimizer(
+        make(again),
+        name="a",
+        listen="127.0.0.1:0",
+        peers=[b.status().address],
+        sync_every=EVERY,
+        timing=TIMING,
+        quorum=2,
+    )
+    back.load_state_dict(saved["optimizer"])
+    train([(again, back), (n, b)], plain_step, dtype)
+    assert back.status().dropped_tokens == 0
+    check([(again, back), (n, b)])
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_that_share_a_gpu(
+    kind: str, ranks: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    m = model(seed=1)
+    with MendOptimizer(
+        torch.optim.AdamW(m.named_parameters(), lr=1e-3),
+        name="alone",
+        listen="127.0.0.1:0",
+        sync_every=EVERY,
+        timing=TIMING,
+        quorum=2,
+    ) as optimizer:
+        for rank in range(2):
+            place = [kind, str(rank), "2", str(tmp_path / "store"), optimizer.status().address]
+            command = [sys.executable, "-m", "tests.system.gpu_rank", *place]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        draws = torch.Generator("cuda").manual_seed(2)
+        steps = 0
+        while steps < STEPS or not optimizer.status().roster:
+            plain_step(m, optimizer, torch.randn(64, SIZE, device="cuda", generator=draws))
+            steps += 1
+        finish = optimizer.finish(60)
+    digests = [process.communicate(timeout=60)[0].split()[-1] for process in ranks]
+    assert digests == [finish.digest] * 2
+    assert finish.agreed
+    assert set(finish.tokens) == {"alone", "ranks"}

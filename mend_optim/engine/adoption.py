@@ -17,6 +17,7 @@ from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
+from mend_optim.engine.model_parts import ModelParts
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling
 from mend_optim.engine.seal_checks import flaw_of
@@ -34,6 +35,7 @@ class Adopter:
         self.majority = Majority(state)
         self.pulling = Pulling(state, self.majority)
         self.first_weights = FirstWeights(state)
+        self.parts = ModelParts(state)
 
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
@@ -81,7 +83,7 @@ class Adopter:
     def _meet_greater_model(self, now: float, beat: Beat) -> None:
         """Fetch all of it, unless our own copies are being made, or an anchor of ours moves."""
         state = self.state
-        if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):
+        if state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):
             return
         if self.majority.believes_model(beat) and self.first_weights.may_fetch(now, beat):
             self._fetch_model(now, beat)
@@ -343,15 +345,6 @@ def yield_event(peer: PeerId, what: str) -> Event:
     """The news that this learner gives its own anchors up for those of `peer`."""
     text = f"takes the {what} that {peer.name} and most other learners train: its own is given up"
     return Event("yielded", text, {"peer": peer.name, "incarnation": peer.incarnation})
-
-
-def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
-    """Whether a live peer shows the same model as `beat`, with more of our fragments. A group that
-    a rollback took back must not go on from where it was here, because one peer lacks it."""
-    count = len(beat.reports)
-    return count < len(state.fragments) and any(
-        other.genesis == beat.genesis and len(other.reports) > count for other in state.live_beats()
-    )
 
 
 def _is_next(anchor: State, state: EngineState) -> bool:

@@ -8,6 +8,7 @@ ENGINE = of("unit/engine/test_rollback")
 WIRE = of("unit/transport/test_wire", "genesis")
 CHECKPOINTS = of("unit/worker/test_checkpoint_reader", "genesis_of_no_rollback")
 MOMENTS = of("together/test_rollback", "moments_are_those")
+PARTS = of("unit/engine/test_model_parts")
 REFUSALS = of("together/test_rollback", "cannot_be_gone_back_to")
 
 
@@ -204,5 +205,89 @@ ROLLBACK_MUTANTS = (
         "    require(True,",
         REFUSALS,
         law=8,
+    ),
+    mutant(
+        "a-part-is-fetched-before-all-are-heard",
+        "engine/model_parts",
+        "        if rollbacks(beat.genesis) <= rollbacks(state.genesis) or self._is_all_there_is(beat):",
+        "        if True:",
+        of("virtual/test_rollbacks", "beside_a_peer_without_it"),
+    ),
+    mutant(
+        "all-of-a-model-waits-for-the-unheard",
+        "engine/model_parts",
+        "        if len(beat.reports) >= len(state.fragments):\n            return True\n",
+        "",
+        PARTS,
+    ),
+    mutant(
+        "a-model-without-a-rollback-waits-for-the-unheard",
+        "engine/model_parts",
+        "if rollbacks(beat.genesis) <= rollbacks(state.genesis) or self._is_all_there_is(beat):",
+        "if self._is_all_there_is(beat):",
+        PARTS,
+    ),
+    mutant(
+        "a-part-waits-although-nobody-has-more",
+        "engine/model_parts",
+        "rollbacks(state.genesis) or self._is_all_there_is(beat):",
+        "rollbacks(state.genesis):",
+        PARTS,
+    ),
+    mutant(
+        "a-part-waits-for-ever",
+        "engine/model_parts",
+        "        return now >= self._since + MEETING_BEATS * state.policies.timing.beat_s\n",
+        "        return False\n",
+        PARTS,
+    ),
+    mutant(
+        "one-wait-for-all-rollbacks",
+        "engine/model_parts",
+        "if self._own != state.genesis:",
+        "if not self._own:",
+        PARTS,
+    ),
+    mutant(
+        "an-address-without-a-peer-is-heard",
+        "engine/model_parts",
+        "return not state.seeds.missing and not any(",
+        "return not any(",
+        PARTS,
+    ),
+    mutant(
+        "a-peer-that-said-nothing-is-heard",
+        "engine/model_parts",
+        "    if shown is None or peer.suspected:\n        return True\n",
+        "    if shown is None or peer.suspected:\n        return shown is not None\n",
+        PARTS,
+    ),
+    mutant(
+        "a-suspected-peer-is-heard",
+        "engine/model_parts",
+        "    if shown is None or peer.suspected:\n        return True\n",
+        "    if shown is None:\n        return True\n",
+        PARTS,
+    ),
+    mutant(
+        "a-peer-that-is-behind-has-no-more",
+        "engine/model_parts",
+        "    return is_behind and len(shown.reports) > len(beat.reports)\n",
+        "    return False\n",
+        PARTS,
+    ),
+    mutant(
+        "all-that-are-behind-are-awaited",
+        "engine/model_parts",
+        "    return is_behind and len(shown.reports) > len(beat.reports)\n",
+        "    return is_behind\n",
+        PARTS,
+    ),
+    mutant(
+        "all-with-the-group-are-awaited",
+        "engine/model_parts",
+        "    return is_behind and len(shown.reports) > len(beat.reports)\n",
+        "    return len(shown.reports) > len(beat.reports)\n",
+        PARTS,
     ),
 )

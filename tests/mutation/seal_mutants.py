@@ -585,8 +585,8 @@ SEAL_MUTANTS = (
         "a-doubted-model-is-fetched",
         4,
         "engine/adoption",
-        "if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):",
-        "if _is_part_of_another(beat, state):",
+        "if state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):",
+        "if not self.parts.may_fetch(now, beat):",
         CLAIMS,
     ),
     Mutant(
@@ -648,9 +648,9 @@ SEAL_MUTANTS = (
     Mutant(
         "a-part-of-a-model-is-fetched-before-all-of-it",
         4,
-        "engine/adoption",
-        "if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):",
-        "if state.claims.doubts(beat.peer):",
+        "engine/model_parts",
+        "        if self._is_part_of_another(beat):\n            return False\n",
+        "",
         ADOPTING,
     ),
     Mutant(

@@ -48,6 +48,11 @@ def begun(cluster: Cluster, name: str) -> bool:
     return bool(cluster.seen["began a rollback"])
 
 
+def groups(cluster: Cluster) -> list[int]:
+    """The number of fragments of each learner."""
+    return [len(cluster.learners[name].engine.state.fragments) for name in ALL]
+
+
 def kept(cluster: Cluster) -> bool:
     """Whether the model has all that was in the checkpoint's anchors."""
     saved = cluster.saved[0].theta
@@ -147,3 +152,43 @@ def test_one_rollback_after_the_other_goes_on_from_the_last(seed: int) -> None:
         cluster.run(8)
     assert cluster.settle()
     assert kept(cluster)
+
+
+@pytest.mark.parametrize("seed", range(many(5, 20)))
+def test_work_of_a_group_that_was_taken_back_does_not_come_back_beside_a_peer_without_it(
+    seed: int,
+) -> None:
+    """A learner restarts from a checkpoint with work of an added group that is given up by then. It
+    hears of the rollback first from a peer that has not added the group."""
+    cluster = trained(seed, seconds=0)
+    for name in ALL[:2]:
+        cluster.extend(name)
+    assert cluster.until(lambda: groups(cluster) == [2, 2, 1], 20)
+    before = checkpoint(cluster, "learner-0", unmerged=False)
+    later = checkpoint(cluster, "learner-0", unmerged=True)
+    cluster.crash("learner-1")
+    cluster.saved = [before]
+    assert cluster.until(lambda: begun(cluster, "learner-0"), 20)
+    assert cluster.until(lambda: counts(cluster) == {1}, 30)
+    cluster.pause("learner-0", 20.0)
+    cluster.slow("learner-0", "learner-1", 8.0, 3.0)
+    cluster.start("learner-1", saved=later)
+    cluster.run(20)
+    assert cluster.settle()
+    assert groups(cluster) == [2, 2, 2]
+
+
+def checkpoint(cluster: Cluster, name: str, *, unmerged: bool) -> Saved:
+    """A checkpoint of this learner. `unmerged`: with work of its last fragment that no anchor
+    has."""
+    learner, found = cluster.learners[name], list[Saved]()
+
+    def saved() -> bool:
+        state = learner.engine.state
+        has_work = state.fragments[-1].unmerged(state.totals).tokens > 0
+        copy = learner.save() if has_work or not unmerged else None
+        found.extend([copy] if copy else [])
+        return bool(found)
+
+    assert cluster.until(saved, 20)
+    return found[0]

@@ -79,6 +79,8 @@ class Cluster:
         self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
         self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # authors of its checkpoint
+        # By a process as it was called at its start: what it was called later.
+        self.renamed: defaultdict[PeerId, set[PeerId]] = defaultdict(set)
         self.training, self.trained = True, 0
         # Faults injected and decisions taken; tests assert that they happened.
         self.seen: Counter[str] = Counter()
@@ -411,6 +413,7 @@ class Cluster:
         """The learner has another incarnation: its links break."""
         self.seen["renamed in training"] += bool(learner.engine.state.totals.step)
         assert learner.me not in self.processes
+        self.renamed[learner.id].add(learner.me)
         self.processes[learner.me] = self.processes.pop(before)
         for link in sorted(tuple(sorted(link)) for link in self.links if before in link):
             self.links.discard(frozenset(link))

@@ -200,10 +200,12 @@ class Oracle:
 
     def _has_heirs_offer(self, learner: Learner, p: int) -> bool:
         """Whether the last offer in the learner's name that its anchor has is an heir's: its number
-        begins with the heir's incarnation. An heir may have started by an earlier clock."""
+        begins with one of the heir's incarnations. An heir may have started by an earlier clock,
+        and then have gone beyond a process of its name."""
         last = learner.engine.state.fragments[p].lineage.last_merged(learner.id)
         heirs = (heir for heir, authors in self.cluster.heirs.items() if learner.id in authors)
-        return any(0 <= last - heir.incarnation < MOST_OFFERS for heir in heirs)
+        called = (id for heir in heirs for id in (heir, *self.cluster.renamed[heir]))
+        return any(0 <= last - id.incarnation < MOST_OFFERS for id in called)
 
     def _claimants(self, author: PeerId) -> set[str]:
         """The names under which a seal may have merged this author's work."""

@@ -93,6 +93,37 @@ def test_a_learner_that_hears_of_it_after_it_has_trained_drops_nothing(seed: int
 
 
 @pytest.mark.parametrize("seed", range(many(4, 8)))
+def test_an_heir_whose_clock_was_set_back_makes_offers_that_its_author_does_not_know(
+    seed: int,
+) -> None:
+    """A learner is cut off, and merges on. Meanwhile another one goes on from its checkpoint, which
+    tells nothing of that one's earlier process: peers do. What the cut-off one has merged since is
+    in no model, and it cannot know which offer replaced it: see the guarantees."""
+    cluster = Cluster(4, seed, policies(quorum=1), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    author = cluster.learners[NAME]
+
+    def saved() -> bool:
+        state = author.engine.state
+        if state.joined and state.fragments[0].unmerged(state.totals).tokens:
+            cluster.save(NAME)
+        return bool(cluster.saved)
+
+    assert cluster.until(saved, 20.0)
+    assert not cluster.saved[0].resumed.standings[0].lineage.version
+    cluster.partition([NAME], 40.0)
+    cluster.leave("learner-1")
+    cluster.run(5.0)
+    heir = cluster.launch("learner-1", saved=cluster.saved[0], early=True)
+    cluster.run(40.0)
+    assert heir.me != heir.id
+    assert cluster.settle()
+    last = author.engine.state.fragments[0].lineage.last_merged(author.id)
+    assert last >= heir.me.incarnation
+    assert missing(cluster, author)
+
+
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_twins_whose_clocks_were_set_back_stay_two(seed: int) -> None:
     """Both are to go beyond the same process. One of them trains with the others, and both are
     told."""

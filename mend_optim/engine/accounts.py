@@ -297,10 +297,11 @@ class Accounts:
         self.dropped_tokens = dropped_tokens
         self.settled = totals.copy()
 
-    def transplant(self, genesis: bytes) -> None:
-        """The other fragments are another model's now; this one nobody else has yet."""
+    def transplant(self, genesis: bytes, *, keeps_offer: bool) -> None:
+        """The other fragments are another model's now; this one nobody else has yet. Without
+        `keeps_offer`, the pending offer stays one of the former model, and nobody takes it."""
         self.lineage = replace(self.lineage, genesis=genesis)
-        if self.pending:
+        if self.pending and keeps_offer:
             self.pending.transplanted(genesis)
 
     def found(self, tokens: int, model: bytes) -> Lineage:

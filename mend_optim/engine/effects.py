@@ -183,7 +183,7 @@ class Retake:
     optimizer's moments of these parameters begin anew."""
 
     fragment: int
-    #: What is wrong with the weights.
+    #: What is wrong with the weights, or why else their progress is given up.
     reason: str
 
 

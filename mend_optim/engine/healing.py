@@ -3,7 +3,10 @@ offer because of its size. It gives up its local progress and takes the anchor, 
 the gradients of one that is whole were as wrong as those of the ruined one, and would be again.
 
 Nobody waits for it meanwhile. If it has nothing to offer, it takes part with an empty offer; and a
-refused offer counts as an empty one."""
+refused offer counts as an empty one.
+
+After a rollback, a group of this learner that the other model lacks goes on from its anchor in the
+same way."""
 
 from __future__ import annotations
 
@@ -102,11 +105,14 @@ class Healing:
             self._give_up(why)
 
     def _give_up(self, why: str) -> None:
-        """Give up the local progress in all fragments, each as soon as it stands still."""
         for fragment in self.state.fragments:
-            self._ruined.setdefault(fragment.fragment, why)
-            if fragment.is_still:
-                self.go_on(fragment)
+            self.give_up(fragment, why)
+
+    def give_up(self, fragment: Progress, why: str) -> None:
+        """Give up the local progress in a fragment as soon as it stands still."""
+        self._ruined.setdefault(fragment.fragment, why)
+        if fragment.is_still:
+            self.go_on(fragment)
 
     def retaken(self, job: Retake, done: Done) -> None:
         """The worker has given up the local progress, unless the anchor is not finite either."""

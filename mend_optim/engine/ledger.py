@@ -49,9 +49,9 @@ class RoundRecord:
         digest: of the new anchor's history, in hex.
         reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
             else the anchor came: "pulled", "founded" or "restored". "reset" and "healed": it is the
-            same anchor; you called `reset_progress()`, or the weights were ruined. "rolled_back":
-            it is an earlier anchor, and the work since is given up. "yielded": it is a lesser
-            anchor, because most learners go on from that one.
+            same anchor; you called `reset_progress()`, or the event "healed" says why.
+            "rolled_back": it is an earlier anchor, and the work since is given up. "yielded": it is
+            a lesser anchor, because most learners go on from that one.
         sealer: name of the learner that sealed the round, or rolled the run back.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
@@ -111,7 +111,8 @@ class Event:
     outsized            peer, incarnation, fragment, times: a learner's offer was so many times the
                         usual size; refused: whether it was, or was scaled down
     healed              fragment, reason, dropped_tokens: this learner's weights in the fragment
-                        were ruined, and are the anchor now
+                        are the anchor now. They were ruined, or the run was rolled back, and the
+                        model from then on lacks this added group
     rolled_back         by (a learner), number; tokens in the anchor; dropped_tokens and
                         superseded_tokens of this learner: that learner's user has taken the run
                         back to an earlier anchor

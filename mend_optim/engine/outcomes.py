@@ -34,7 +34,7 @@ from mend_optim.engine.rollback import rollback_event, rolled_back
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.state import EngineState
 from mend_optim.errors import unreachable
-from mend_optim.protocol.lineage import Lineage
+from mend_optim.protocol.lineage import Lineage, Rollback
 from mend_optim.protocol.messages import State, moment_names
 
 
@@ -218,7 +218,7 @@ class Outcomes:
                 state.adopted_since_rollback = 0
                 state.emit(rollback_event(rollback, records))
             if job.replace:
-                self._follow_model(len(job.states))
+                self._follow_model(len(job.states), rollback)
         for anchor in job.states:
             self.go_on(now, anchor.fragment)
 
@@ -255,14 +255,17 @@ class Outcomes:
         state.moved(p)
         return record
 
-    def _follow_model(self, taken: int) -> None:
+    def _follow_model(self, taken: int, rollback: Rollback | None) -> None:
         """Another model has replaced ours in its first fragments: go on from its position. Groups
-        that were added only here are its fragments now."""
+        that were added only here are its fragments now. After a rollback nothing of ours but their
+        anchors is: it may have been given up."""
         state = self.state
         state.catch_up_position(state.cluster_step())
         for fragment in state.fragments[taken:]:
-            fragment.transplant(state.genesis)
+            fragment.transplant(state.genesis, keeps_offer=rollback is None)
             state.rounds[fragment.fragment].purge(fragment.lineage)
+            if rollback:
+                self.healing.give_up(fragment, f"{rollback.by} has rolled the run back")
 
     def _founded(self, now: float, job: Found, done: Done) -> None:
         """The worker has made anchors of our weights, or refused them."""

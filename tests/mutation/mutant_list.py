@@ -417,7 +417,8 @@ MUTANTS = (
            ((("            pending.forgotten(now)\n"
 "            self.resend(now, fragment)"))), "            pending.forgotten(now)", OFFERING),
     Mutant("group-stays-with-the-former-model", 5, "engine/outcomes",
-           ("            fragment.transplant(state.genesis)\n"), ("            pass\n"), ADOPTING),
+           ("            fragment.transplant(state.genesis, keeps_offer=rollback is None)\n"),
+           ("            pass\n"), ADOPTING),
     Mutant("groups-offer-stays-with-the-former-model", 5, "engine/pending",
            ("            self.offer = replace(self.offer, genesis=genesis)\n"), "", ADOPTING),
     Mutant("groups-offer-is-not-sent-again", 5, "engine/pending",

@@ -290,4 +290,25 @@ ROLLBACK_MUTANTS = (
         "    return len(shown.reports) > len(beat.reports)\n",
         PARTS,
     ),
+    mutant(
+        "a-group-keeps-its-progress-after-a-rollback",
+        "engine/outcomes",
+        "            if rollback:\n                self.healing.give_up(",
+        "            if False:\n                self.healing.give_up(",
+        of("virtual/test_rollbacks", "nobody_else"),
+    ),
+    mutant(
+        "a-groups-offer-outlives-a-rollback",
+        "engine/outcomes",
+        "keeps_offer=rollback is None)",
+        "keeps_offer=True)",
+        of("unit/engine/test_rollback", "group"),
+    ),
+    mutant(
+        "all-groups-wait-to-be-given-up",
+        "engine/healing",
+        "        if fragment.is_still:\n            self.go_on(fragment)\n",
+        "",
+        of("unit/engine/test_rollback", "group"),
+    ),
 )

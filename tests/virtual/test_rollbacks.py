@@ -3,8 +3,12 @@ and do the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.progress import Progress
 from mend_optim.protocol.lineage import rollbacks
 from tests.support.depth import many
 from tests.virtual.cluster import Cluster
@@ -158,19 +162,9 @@ def test_one_rollback_after_the_other_goes_on_from_the_last(seed: int) -> None:
 def test_work_of_a_group_that_was_taken_back_does_not_come_back_beside_a_peer_without_it(
     seed: int,
 ) -> None:
-    """A learner restarts from a checkpoint with work of an added group that is given up by then. It
-    hears of the rollback first from a peer that has not added the group."""
-    cluster = trained(seed, seconds=0)
-    for name in ALL[:2]:
-        cluster.extend(name)
-    assert cluster.until(lambda: groups(cluster) == [2, 2, 1], 20)
-    before = checkpoint(cluster, "learner-0", unmerged=False)
-    later = checkpoint(cluster, "learner-0", unmerged=True)
-    cluster.crash("learner-1")
-    cluster.saved = [before]
-    assert cluster.until(lambda: begun(cluster, "learner-0"), 20)
-    assert cluster.until(lambda: counts(cluster) == {1}, 30)
-    cluster.pause("learner-0", 20.0)
+    """A learner restarts from a checkpoint with an added group, whose anchor has work that is given
+    up by then. It hears of the rollback first from a peer that has not added the group."""
+    cluster, later = with_a_group(seed, merged=True)
     cluster.slow("learner-0", "learner-1", 8.0, 3.0)
     cluster.start("learner-1", saved=later)
     cluster.run(20)
@@ -178,17 +172,54 @@ def test_work_of_a_group_that_was_taken_back_does_not_come_back_beside_a_peer_wi
     assert groups(cluster) == [2, 2, 2]
 
 
-def checkpoint(cluster: Cluster, name: str, *, unmerged: bool) -> Saved:
-    """A checkpoint of this learner. `unmerged`: with work of its last fragment that no anchor
-    has."""
+@pytest.mark.parametrize("seed", range(many(5, 20)))
+def test_unmerged_work_of_a_group_that_was_taken_back_does_not_come_back_if_nobody_else_has_it(
+    seed: int,
+) -> None:
+    """The learner that has rolled the run back dies, so that only one without the group tells of
+    that."""
+    cluster, later = with_a_group(seed, merged=False)
+    cluster.crash("learner-0")
+    cluster.start("learner-1", saved=later)
+    cluster.run(20)
+    assert cluster.settle()
+    assert counts(cluster) == {1}
+
+
+def with_a_group(seed: int, *, merged: bool) -> tuple[Cluster, Saved]:
+    """Two of three learners have added a group. One of them has rolled the run back, and the other
+    is gone. Returns a checkpoint with work of the group that was given up: `merged`, or not."""
+    cluster = trained(seed, seconds=0)
+    for name in ALL[:2]:
+        cluster.extend(name)
+    assert cluster.until(lambda: groups(cluster) == [2, 2, 1], 20)
+    before = checkpoint(cluster, "learner-0", lambda group, totals: True)
+    later = checkpoint(cluster, "learner-0", is_merged if merged else is_unmerged)
+    cluster.crash("learner-1")
+    cluster.saved = [before]
+    assert cluster.until(lambda: begun(cluster, "learner-0"), 20)
+    assert cluster.until(lambda: counts(cluster) == {1}, 30)
+    cluster.pause("learner-0", 20.0)
+    return cluster, later
+
+
+def is_merged(group: Progress, totals: Totals) -> bool:
+    return group.lineage.tokens > 0
+
+
+def is_unmerged(group: Progress, totals: Totals) -> bool:
+    return not group.lineage.tokens and group.unmerged(totals).tokens > 0
+
+
+def checkpoint(cluster: Cluster, name: str, is_ready: Callable[[Progress, Totals], bool]) -> Saved:
+    """A checkpoint of this learner, once its last fragment is ready."""
     learner, found = cluster.learners[name], list[Saved]()
 
     def saved() -> bool:
         state = learner.engine.state
-        has_work = state.fragments[-1].unmerged(state.totals).tokens > 0
-        copy = learner.save() if has_work or not unmerged else None
+        copy = learner.save() if is_ready(state.fragments[-1], state.totals) else None
         found.extend([copy] if copy else [])
         return bool(found)
 
-    assert cluster.until(saved, 20)
+    assert cluster.until(saved, 60)
     return found[0]

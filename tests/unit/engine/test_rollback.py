@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.effects import Extend, Found, Install
+from mend_optim.engine.effects import Extend, Found, Install, Prepare, Retake
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.errors import UsageError
@@ -21,9 +22,10 @@ from mend_optim.protocol.lineage import (
     model_key,
     rollbacks,
 )
-from mend_optim.protocol.messages import Beat, Seal, Want
+from mend_optim.protocol.messages import Beat, Call, Offer, Seal, Want
 from tests.support.engines import (
     BASE,
+    FOURTH,
     GENESIS,
     ME,
     OTHER,
@@ -410,3 +412,80 @@ def test_a_key_says_nothing_of_rollbacks() -> None:
     assert grown(again).key > again.key
     assert isinstance(again.key, Key)
     assert isinstance(seal_of(again), Seal)
+
+
+# A group that the model after the rollback has not
+
+
+def with_a_group() -> DrivenEngine:
+    """Fragment 1 is a group that was added here alone."""
+    engine = DrivenEngine(seals=False, fragments=2)
+    engine.beat(PEER, BASE)
+    return engine
+
+
+def copy_group(engine: DrivenEngine) -> None:
+    """The training thread begins to copy the group for an offer."""
+    engine.receive(Call(FOURTH, 1))
+    engine.step()
+    engine.reserve()
+
+
+def copied_group(engine: DrivenEngine) -> None:
+    """The offer is there."""
+    engine.engine.boundaries.snapshot(1, torch.zeros(0))
+    (prepare,) = engine.jobs(Prepare)
+    engine.done(prepare)
+
+
+def fetched(engine: DrivenEngine) -> Install:
+    """A peer without the group shows the model, and hands it over."""
+    again = rolled(grown(BASE))
+    engine.beat(PEER, again, genesis=again.genesis)
+    engine.receive(state_of(again))
+    (install,) = engine.jobs(Install)
+    return install
+
+
+def test_what_was_trained_of_a_group_is_given_up_after_a_rollback_of_others() -> None:
+    """Its anchor stays: nobody else has one. An offer of the former model fits nowhere."""
+    engine = with_a_group()
+    copy_group(engine)
+    copied_group(engine)
+    group, install = engine.engine.state.fragments[1], fetched(engine)
+    engine.done(install)
+    (retake,) = engine.jobs(Retake)
+    assert (retake.fragment, retake.reason) == (1, "peer has rolled the run back")
+    engine.sent(Offer)
+    engine.beat(PEER, engine.lineage, group.lineage, genesis=engine.lineage.genesis)
+    engine.tick(1.0)
+    assert {offer.genesis for _, offer in engine.sent(Offer)} <= {GENESIS}
+    engine.step()
+    engine.done(retake)
+    engine.engine.correction_applied(engine.now, 1, True)
+    assert (group.pending, group.dropped_tokens) == (None, 20)
+    assert group.unmerged(engine.engine.state.totals).tokens == 0
+    assert (group.lineage.genesis, group.lineage.key) == (engine.lineage.genesis, BASE.key)
+
+
+def test_a_copy_of_a_group_from_before_a_rollback_of_others_is_not_offered() -> None:
+    engine = with_a_group()
+    install = fetched(engine)
+    copy_group(engine)
+    engine.done(install)
+    assert engine.jobs(Retake) == []
+    copied_group(engine)
+    (retake,) = engine.jobs(Retake)
+    engine.done(retake)
+    assert not any(offer.tokens for _, offer in engine.sent(Offer))
+
+
+def test_the_group_of_a_learner_that_takes_another_clusters_model_keeps_its_progress() -> None:
+    engine = with_a_group()
+    engine.step()
+    much = Lineage(tokens=10**6, version=9, digest=b"m", genesis=OTHER)
+    engine.beat(THIRD, much, genesis=OTHER)
+    engine.receive(state_of(much, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    assert engine.jobs(Retake) == []

@@ -53,6 +53,9 @@ class Oracle:
         # the learner which rolled back had not added are no part of that.
         self.given_up: defaultdict[tuple[int, bytes], set[Any]] = defaultdict(set)
         self.taken_back: dict[bytes, int] = {}  # of a model: the fragments its first learner had
+        # Of that: what was in the anchor of a group that went on from there, because no learner in
+        # sight had taken it back.
+        self.went_on: defaultdict[tuple[int, bytes], set[Any]] = defaultdict(set)
         # Fragments in which a learner has just given way to a lesser anchor of most learners.
         self.yielded: dict[tuple[PeerId, int], bool] = {}
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
@@ -95,7 +98,9 @@ class Oracle:
         units = frozenset(learner.units.theta[p])
         self.taken_back.setdefault(lineage.genesis, len(learner.engine.state.fragments))
         self.check_tokens(learner, lineage, units)
-        again = units & self.given_up[p, lineage.genesis]
+        if self._goes_on(learner, p, lineage):
+            self.went_on[p, lineage.genesis] |= units
+        again = units & self.given_up[p, lineage.genesis] - self.went_on[p, lineage.genesis]
         assert not again, ("back after a rollback", learner.id, p, again)
         key = (p, lineage.genesis, lineage.digest)
         assert self.contents.setdefault(key, units) == units, (
@@ -116,6 +121,21 @@ class Oracle:
                 lineage,
             )
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
+
+    def _goes_on(self, learner: Learner, p: int, lineage: Lineage) -> bool:
+        """Whether a learner has just followed a rollback with its own anchor of this fragment, and
+        no other one that it reaches has taken the fragment back."""
+        genesis, last = self.last_keys.get((learner.id, p), (b"", None))
+        is_same = last is not None and last.digest == lineage.digest
+        if not is_same or rollbacks(genesis) >= rollbacks(lineage.genesis):
+            return False
+        return bool(self.went_on[p, lineage.genesis]) or not any(
+            other.engine.state.genesis == lineage.genesis
+            and other.engine.state.has_fragment(p)
+            and not self.cluster.parted(learner.name, other.name)
+            for other in self.cluster.processes.values()
+            if other is not learner
+        )
 
     def judged(self, vector: Vector) -> Vector:
         """The units whose way is followed: all of them, where all learners are honest."""

@@ -186,6 +186,19 @@ def test_unmerged_work_of_a_group_that_was_taken_back_does_not_come_back_if_nobo
     assert counts(cluster) == {1}
 
 
+@pytest.mark.parametrize("seed", range(many(3, 10)))
+def test_the_anchor_of_a_group_goes_on_if_no_learner_that_took_it_back_is_left(seed: int) -> None:
+    """The guarantees except what was merged into it."""
+    cluster, later = with_a_group(seed, merged=True)
+    cluster.crash("learner-0")
+    cluster.start("learner-1", saved=later)
+    cluster.run(20)
+    assert cluster.settle()
+    assert counts(cluster) == {1}
+    merged = set(later.theta[1])
+    assert all(merged <= set(x.units.theta[1]) for x in cluster.learners.values())
+
+
 def with_a_group(seed: int, *, merged: bool) -> tuple[Cluster, Saved]:
     """Two of three learners have added a group. One of them has rolled the run back, and the other
     is gone. Returns a checkpoint with work of the group that was given up: `merged`, or not."""

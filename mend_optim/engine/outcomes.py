@@ -161,6 +161,7 @@ class Outcomes:
         fragment = state.fragments[p]
         if done.fault:
             fragment.move_refused()
+            state.seals[p].refused(seal.key)
             state.refuse_seal(seal, done.fault)
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None

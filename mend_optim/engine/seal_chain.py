@@ -43,6 +43,12 @@ class SealChain:
         if self.last and self.last.key != key:
             self._seals.clear()
 
+    def refused(self, key: Key) -> None:
+        """The worker has refused the seal that leads to this anchor. Those before it lead to
+        ours."""
+        if self.last and self.last.key == key:
+            self._seals.pop()
+
     def on(self, base: bytes, own: Key) -> Seal | None:
         """The seal on the anchor with this digest, if it is on the way to `own`, our anchor."""
         if self.last is None or self.last.key != own:

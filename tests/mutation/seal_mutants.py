@@ -86,6 +86,22 @@ SEAL_MUTANTS = (
         CHAIN,
     ),
     Mutant(
+        "a-refused-seal-is-kept",
+        4,
+        "engine/outcomes",
+        "state.seals[p].refused(seal.key)",
+        "pass",
+        CHAIN,
+    ),
+    Mutant(
+        "any-refusal-ends-a-chain",
+        4,
+        "engine/seal_chain",
+        "if self.last and self.last.key == key:",
+        "if True:",
+        CHAIN,
+    ),
+    Mutant(
         "a-chain-to-elsewhere",
         4,
         "engine/seal_chain",

@@ -75,6 +75,30 @@ def test_no_seal_is_told_before_our_anchor_is_there() -> None:
     assert chain.on(BASE.digest, BASE.key) is None
 
 
+def test_a_seal_of_ours_that_the_worker_refuses_is_not_kept() -> None:
+    """Those before it lead to our anchor."""
+    engine = sealer_two_rounds_ahead()
+    chain = engine.engine.state.seals[0]
+    former = chain.last
+    engine.receive(replace(offer_of(THIRD, 3), follows=2, key=engine.lineage.key))
+    for inspect in engine.jobs(Inspect):
+        engine.done(inspect)
+    engine.offer()
+    engine.done(engine.merge())
+    assert chain.last is not former
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance, fault="not finite")
+    assert chain.last is former
+    assert chain.on(BASE.digest, engine.lineage.key)
+
+
+def test_a_seal_of_a_peer_that_is_refused_changes_nothing() -> None:
+    chain = SealChain()
+    chain.add(MADE[0], [BASE.key])
+    chain.refused(MADE[1].key)
+    assert chain.last is MADE[0]
+
+
 def sealed(engine: DrivenEngine, seq: int, follows: int) -> None:
     """One more round of this learner's own, with an offer of THIRD's. PEER takes no part."""
     engine.receive(replace(offer_of(THIRD, seq), follows=follows, key=engine.lineage.key))

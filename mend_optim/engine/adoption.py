@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mend_optim.engine.attestations import Attestations
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
@@ -36,6 +37,7 @@ class Adopter:
         self.pulling = Pulling(state, self.majority)
         self.first_weights = FirstWeights(state)
         self.parts = ModelParts(state)
+        self.attestations = Attestations(state, self.majority)
 
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
@@ -46,6 +48,7 @@ class Adopter:
         self.majority.look(now)
         if not beat.genesis or not beat.reports:
             return  # there is no anchor that could be fetched
+        self.attestations.heard(beat)
         same = beat.genesis == state.genesis
         theirs, ours = models(state, beat)
         self._check_switch(beat, theirs <= ours)
@@ -318,6 +321,7 @@ class Adopter:
         self.state.work(
             Install(
                 states=anchors,
+                contents=tuple(map(self.attestations.expected, anchors)),
                 merged_own_offer=merged_own_offer,
                 replace=replace,
                 forget=not merged_own_offer and moved_on,

@@ -32,7 +32,12 @@ class Beats:
         state = self.state
         self._count += 1
         reports = [
-            Report(state.key(fragment), state.rounds[fragment.fragment].held(), group)
+            Report(
+                state.key(fragment),
+                state.rounds[fragment.fragment].held(),
+                group,
+                fragment.held.told(),
+            )
             for fragment, group in zip(state.fragments, state.groups, strict=True)
         ]
         return Beat(
@@ -65,6 +70,7 @@ class Beats:
         self.due_at = now + state.policies.timing.beat_s
         self._broadcasts += 1
         self.stragglers.review(now)
+        state.attest_what_stands()
         beat = self.make()
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer
         # may have been lost.

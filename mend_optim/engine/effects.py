@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mend_optim.engine.ledger import Event
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, Sections, State
 
 Snapshot = Any
@@ -153,6 +153,8 @@ class Install:
     """Take whole anchors."""
 
     states: tuple[State, ...]
+    #: What must be in each of them; empty if anything may: see `engine/attestations.py`.
+    contents: tuple[bytes, ...] = ()
     #: Whether this learner's pending offer is in them.
     merged_own_offer: bool
     #: Whether the weights become the anchors, and all local progress is dropped.
@@ -205,6 +207,14 @@ class Export:
     lineage: Lineage
 
 
+@dataclass(frozen=True, slots=True)
+class Attest:
+    """Take the digest of what is in the anchor of a fragment, which has this key."""
+
+    fragment: int
+    key: Key
+
+
 Job = (
     Prepare
     | Reoffer
@@ -218,6 +228,7 @@ Job = (
     | Retake
     | Found
     | Export
+    | Attest
 )
 
 

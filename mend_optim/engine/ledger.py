@@ -118,6 +118,8 @@ class Event:
                         back to an earlier anchor
     yielded             peer, incarnation: most learners go on without this learner's anchor, which
                         is given up for theirs
+    forked              peer, incarnation, fragment: a learner has something else in an anchor
+                        than this learner has under the same key
     jumped              none: the weights were replaced between two steps
     unseen              none: methods of the inner optimizer train, and no step is taken
     suspected, returned the same: a peer may be gone, and it is back after all

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key, rollbacks
-from mend_optim.protocol.messages import Beat
+from mend_optim.protocol.messages import Beat, State
 
 #: An anchor that has not moved for so many times the longest of its last pauses is stuck.
 PAUSES = 4
@@ -157,6 +157,11 @@ class Majority:
 
     def _same(self, beat: Beat) -> bool:
         return beat.genesis == self.state.genesis
+
+    def is_stuck(self, anchor: State) -> bool:
+        """Whether this learner has been stuck for so long that it takes any such anchor."""
+        same = anchor.lineage.genesis == self.state.genesis
+        return self._is_stuck(anchor.fragment if same else MODEL)
 
     def _is_stuck(self, p: int) -> bool:
         """Whether an anchor has not moved for long, although a greater one is claimed."""

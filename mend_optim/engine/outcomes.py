@@ -12,6 +12,7 @@ from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import (
     Advance,
     Agree,
+    Attest,
     Done,
     Export,
     Extend,
@@ -86,8 +87,8 @@ class Outcomes:
                 self._founded(now, job, done)
             case Extend():
                 self.state.extend(done.digest, Totals(*job.at), job.groups)
-            case Export():
-                self._exported(job, done)
+            case Export() | Attest():
+                self._read(job, done)
             case _:
                 unreachable(job)
 
@@ -106,6 +107,7 @@ class Outcomes:
         self.offers.moved(p)
         self.sealer.poll(now, p)
         self.boundaries.agree(p)
+        self.state.attest(now, p)
 
     # ── fragments that were held ──────────────────────────────────────────────────────────────────
 
@@ -232,6 +234,7 @@ class Outcomes:
         brought = moment_names(anchor.sections)
         self._note_moments(fragment, brought & set(job.due), lineage.version)
         state.genesis = lineage.genesis
+        fragment.held.begin_anew()
         fragment.moved(
             lineage,
             state.totals,
@@ -291,7 +294,15 @@ class Outcomes:
         self.state.record(record)
         self.state.adopted_since_rollback += 1
         fragment.became_anchor(lineage, at)
+        fragment.held.begin_anew()
         self.state.moved(fragment.fragment)
+
+    def _read(self, job: Export | Attest, done: Done) -> None:
+        """The worker has copied an anchor out, or taken the digest of what is in it."""
+        if isinstance(job, Attest):
+            self.state.fragments[job.fragment].held.note(job.key, done.digest)
+        else:
+            self._exported(job, done)
 
     def _exported(self, job: Export, done: Done) -> None:
         content = State(

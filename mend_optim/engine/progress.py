@@ -24,6 +24,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mend_optim.engine.accounts import Accounts, Totals
+from mend_optim.engine.held import Held
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
@@ -92,6 +93,8 @@ class Progress(Accounts):
         #: By order of moment: the last version whose mean includes this learner's moments.
         #: Invariant: at most the lineage's version.
         self.averaged: dict[str, int] = {}
+        #: What is in the last anchors.
+        self.held = Held()
         #: The digests of the last anchors, oldest first.
         self._had: dict[bytes, None] = {lineage.digest: None}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.claims import Claims
-from mend_optim.engine.effects import Effect, Job, SealResidual, Send, Work
+from mend_optim.engine.effects import Attest, Effect, Job, SealResidual, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
@@ -345,6 +345,20 @@ class EngineState:
         self.wants.pop(p, None)
         self.seals[p].moved(lineage.key)
         self.rounds[p].purge(lineage)
+
+    def attest(self, now: float, p: int) -> None:
+        """Fragment `p` stands still, perhaps at a new anchor: beats may tell what is in that."""
+        fragment = self.fragments[p]
+        if fragment.is_still and fragment.held.comes(
+            now, fragment.lineage.key, self.policies.timing.beat_s
+        ):
+            self.work(Attest(p, fragment.lineage.key))
+
+    def attest_what_stands(self) -> None:
+        """A beat of this learner goes out: the next ones may tell what is in its anchors."""
+        for p, fragment in enumerate(self.fragments):
+            if fragment.is_still and fragment.held.stands(fragment.lineage.key):
+                self.work(Attest(p, fragment.lineage.key))
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 

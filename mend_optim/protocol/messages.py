@@ -144,6 +144,14 @@ class Rumor:
     reached: bool = False
 
 
+class Content(NamedTuple):
+    """What is in an anchor: see `engine/attestations.py`."""
+
+    key: Key
+    #: The digest of its bytes. Invariant: not empty.
+    digest: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One fragment in a beat."""
@@ -155,6 +163,8 @@ class Report:
     #: For a fragment that is an added parameter group, a digest of the group's names, shapes and
     #: dtypes; empty for the others. The hello may have come too early to compare the group.
     group: bytes = b""
+    #: What is in the last anchor of which the sender knows that; None before the first round.
+    content: Content | None = None
 
 
 class Level(NamedTuple):

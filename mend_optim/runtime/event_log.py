@@ -21,6 +21,7 @@ log = logging.getLogger("mend_optim")
 WARNINGS = (
     "waiting",
     "outsized",
+    "forked",
     "healed",
     "rolled_back",
     "jumped",

@@ -16,6 +16,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
     Beat,
     Call,
+    Content,
     Control,
     Goodbye,
     Report,
@@ -214,7 +215,12 @@ def _to_beat(beat: pb.Beat) -> Beat:
 
 
 def _report(report: Report) -> pb.Report:
-    return pb.Report(key=key_of(report.key), held=merged_of(report.held), group=report.group)
+    return pb.Report(
+        key=key_of(report.key),
+        held=merged_of(report.held),
+        group=report.group,
+        content=_content(report.content) if report.content else None,
+    )
 
 
 def _to_report(report: pb.Report) -> Report:
@@ -222,7 +228,17 @@ def _to_report(report: pb.Report) -> Report:
         key=to_key(report),
         held=to_merged("offers held", report.held),
         group=checked_digest("group", report.group),
+        content=_to_content(report.content) if report.HasField("content") else None,
     )
+
+
+def _content(content: Content) -> pb.Content:
+    return pb.Content(key=key_of(content.key), digest=content.digest)
+
+
+def _to_content(content: pb.Content) -> Content:
+    check(bool(content.digest), "the content of an anchor is empty")
+    return Content(to_key(content), checked_digest("content of an anchor", content.digest))
 
 
 def _rumor(rumor: Rumor) -> pb.Rumor:

@@ -59,7 +59,7 @@ def key_of(key: Key) -> pb.Key:
     return pb.Key(tokens=key.tokens, version=key.version, digest=key.digest)
 
 
-def to_key(owner: pb.Report | pb.Call | pb.Offer | pb.Seal | pb.Lineage) -> Key:
+def to_key(owner: pb.Report | pb.Content | pb.Call | pb.Offer | pb.Seal | pb.Lineage) -> Key:
     """Decode the place of the anchor in a message. Raises `PeerError`."""
     check(owner.HasField("key"), f"the {type(owner).__name__} has no key")
     return Key(

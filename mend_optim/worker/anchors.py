@@ -15,6 +15,7 @@ from mend_optim.codecs.registry import Codec
 from mend_optim.engine.effects import (
     Advance,
     Agree,
+    Attest,
     Done,
     Export,
     Extend,
@@ -34,6 +35,7 @@ from mend_optim.errors import PeerError, unreachable
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import Offer
+from mend_optim.worker.attesting import check_content, content_of
 from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
@@ -137,7 +139,7 @@ class Anchors:
             return Done(fault=str(error)), ()
 
     def _make(
-        self, job: Prepare | Reoffer | Extend | Inspect | Join | Merge | Found | Export
+        self, job: Prepare | Reoffer | Extend | Inspect | Join | Merge | Found | Export | Attest
     ) -> Done:
         """Do a job that changes nothing for the training thread."""
         match job:
@@ -162,6 +164,9 @@ class Anchors:
                 return self._found(job)
             case Export():
                 return self.fragments[job.fragment].export()
+            case Attest():
+                attested = self.fragments[job.fragment].attested()
+                return Done(digest=content_of(attested, self.hashing))
             case _:
                 unreachable(job)
 
@@ -179,6 +184,10 @@ class Anchors:
         """Take whole anchors: all of them, or none if one is bad."""
         for state in job.states:
             self.fragments[state.fragment].verify(state)
+        for state, expected in zip(job.states, job.contents, strict=False):
+            if expected:
+                attested = self.fragments[state.fragment].attested()
+                check_content(state, attested, expected, self.hashing)
         return tuple(self.fragments[state.fragment].install(state, job) for state in job.states)
 
     def _found(self, job: Found) -> Done:

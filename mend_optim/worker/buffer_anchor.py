@@ -83,6 +83,10 @@ class BufferAnchor:
             raise PeerError("Anchor's bytes do not match the digest that came with them")
         self._read(section(state.sections, "anchor"))
 
+    def attested(self) -> dict[str, Tensor]:
+        """What is in the anchor, by section."""
+        return {"anchor": self.theta}
+
     def install(self, state: State, job: Install) -> BufferCorrection:
         """Take a verified anchor as a whole."""
         anchor = _values(state.sections["anchor"])

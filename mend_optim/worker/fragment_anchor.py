@@ -18,7 +18,6 @@ from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.messages import SCALE, SIZES, Offer, Sections, State, section
-from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.blame import blamed_on_peer
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
@@ -195,13 +194,17 @@ class FragmentAnchor:
         """Raise `PeerError` unless this is a whole anchor of this fragment."""
         with blamed_on_peer():
             sections = [state.sections[name].data for name in sorted(state.sections)]
-            if self._content(*sections) != state.content:
+            if self.hashing.short(*sections) != state.content:
                 raise PeerError("Anchor's bytes do not match the digest that came with them")
             check_packet(section(state.sections, "anchor"), self.fragment.shapes)
             self.velocity.check(state.sections, self.fragment.shapes)
             self._scale_of(state)
             check_history(state.sections)
             self.means.check(state.sections)
+
+    def attested(self) -> dict[str, Tensor]:
+        """What is in the anchor, by section: all that the next ones follow from."""
+        return {"anchor": self.theta, **self.velocity.held()}
 
     def install(self, state: State, job: Install) -> Correction:
         """Take a verified anchor as a whole."""
@@ -342,10 +345,7 @@ class FragmentAnchor:
         if self.scale:
             sections[SCALE] = scale_packet(self.scale)
         parts = (sections[name].data for name in sorted(sections))
-        return Done(sections=sections, digest=self._content(*parts))
-
-    def _content(self, *parts: memoryview) -> bytes:
-        return short_digest(*parts, spread=self.hashing.spread)
+        return Done(sections=sections, digest=self.hashing.short(*parts))
 
     def save(self) -> dict[str, Tensor]:
         """Copies of all tensors, by the names they have in a checkpoint."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mend_optim.protocol.tree_digest import Spread
+from mend_optim.protocol.tree_digest import Spread, short_digest
 
 
 @dataclass
@@ -13,3 +13,7 @@ class Hashing:
 
     #: Hashes the leaves of a tree, perhaps on several threads. Set before the first job.
     spread: Spread = map
+
+    def short(self, *parts: memoryview) -> bytes:
+        """The short digest of the parts, in order."""
+        return short_digest(*parts, spread=self.spread)

@@ -20,6 +20,7 @@ TLS = "unit/transport/security/test_channels"
 WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
+ATTESTED = "virtual/test_attestations"
 SURVEYS = "hostile/test_surveys"
 FALSE, DIALS = "hostile/test_false_work", "hostile/test_calls_and_dials"
 CERTIFIED = "hostile/test_certified"
@@ -40,6 +41,10 @@ HELD = {
     ),
     "M1b the same of another genesis": (MAJORITY, "test_no_single_learner_foists_an_anchor"),
     "M1c not a number": (FALSE, "test_m1c_an_offer_that_is_not_finite"),
+    "M1g other bytes under the key of an anchor": (
+        ATTESTED,
+        "test_an_anchor_is_refused_in_which_honest_learners_have_something_else",
+    ),
     "M1f an anchor that is pushed": (FALSE, "test_m1f_nobody_takes_an_anchor"),
     "M2 an offer of 2^62 tokens": (FALSE, "test_m2_tokens_beyond_measure"),
     "M3 an offer of 2^64 - 1 tokens": (ATTACKS, "test_m3_an_offer_of_all_tokens"),

@@ -730,7 +730,7 @@ MUTANTS = (
     Mutant("weights-are-no-payload", 8, "worker/seal_payload",
            "short_digest(*packets, weighed, spread", "short_digest(*packets, spread", of("unit/worker/test_seal_payload")),
     Mutant("anchor-of-another-digest", 8, "worker/fragment_anchor",
-           "        if self._content(*sections) != state.content:", "        if False:", ANCHOR),
+           "        if self.hashing.short(*sections) != state.content:", "        if False:", ANCHOR),
     Mutant("a-sum-hides-infinities", 8, "worker/merge",
            "torch.isfinite(values.sum())", "not torch.isnan(values.sum())", of("unit/worker/test_merge", "finite or infinit")),
     Mutant("sizes-are-believed", 8, "codecs/registry",

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation import (
+    attestation_mutants,
     bounds_mutants,
     cli_mutants,
     departure_mutants,
@@ -61,6 +62,7 @@ MUTANTS = (
     *gpu_mutants.GPU_MUTANTS,
     *launch_mutants.LAUNCH_MUTANTS,
     *majority_mutants.MAJORITY_MUTANTS,
+    *attestation_mutants.ATTESTATION_MUTANTS,
     *memory_mutants.MEMORY_MUTANTS,
     *peer_mutants.PEER_MUTANTS,
     *rank_mutants.RANK_MUTANTS,

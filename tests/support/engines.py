@@ -19,7 +19,17 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Rumor, Seal, State
+from mend_optim.protocol.messages import (
+    Beat,
+    Content,
+    Level,
+    Message,
+    Offer,
+    Report,
+    Rumor,
+    Seal,
+    State,
+)
 from mend_optim.protocol.timing import Timing
 
 ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
@@ -135,17 +145,19 @@ class DrivenEngine:
         zone: str = "",
         takes_joint: int | None = None,
         reaches: Collection[PeerId] | None = None,
+        content: Content | None = None,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
-        learner. `reaches`: those that it reaches; None: it does not say."""
+        learner. `reaches`: those that it reaches; None: it does not say.
+        `content`: what is in its last anchor; None: it does not say."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"
         self.engine.met(self.now, peer, address)
         reports = tuple(
-            Report(lineage.key, held)
+            Report(lineage.key, held, content=content)
             for lineage in lineages or [BASE] * len(self.engine.state.fragments)
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()

@@ -42,7 +42,7 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
 from mend_optim.protocol.lineage import PeerId, Rollback
-from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
+from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
@@ -334,6 +334,13 @@ def outsized() -> Said:
     return engine.events("outsized")
 
 
+def forked() -> Said:
+    engine = among_peers()
+    engine.fragment.held.note(engine.lineage.key, b"ours")
+    engine.beat(C, engine.lineage, content=Content(engine.lineage.key, b"theirs"))
+    return engine.events("forked")
+
+
 def rolled_back() -> Said:
     engine = among_peers()
     again = engine.lineage.rolled_back(Rollback(1, "b").genesis())
@@ -561,6 +568,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Offers that are too large": outsized,
     "No finite anchor": no_anchor,
     "A run that was rolled back": rolled_back,
+    "Two anchors under one key": forked,
     "Weights that were replaced": jumped,
     "Training without a step": unseen,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),

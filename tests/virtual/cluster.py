@@ -516,7 +516,7 @@ class Cluster:
 
     def note(self, learner: Learner, event: Event) -> None:
         self.seen[event.kind] += 1
-        if event.kind == "fault":
+        if event.kind in ("fault", "forked"):
             self.check_fault(learner, event)
         if event.kind == "refused" and learner.name in event.text:
             self.refused.add(learner.id)
@@ -530,8 +530,9 @@ class Cluster:
             self.oracle.recorded(learner, record)
 
     def check_fault(self, learner: Learner, event: Event) -> None:
-        """Nobody is refused anything where all are honest, except that a relay may not get through
-        to a sealer, and that a seal may be passed on when its receiver reaches the sealer."""
+        """Where all are honest, nobody has something else under a key, and nobody is refused
+        anything, except that a relay may not get through to a sealer, and that a seal may be passed
+        on when its receiver reaches the sealer."""
         is_relay = self.zones and event.text.startswith("relaying of offer")
         is_late = " refused: it is one of " in event.text
         assert is_relay or is_late, (learner.name, event.text)

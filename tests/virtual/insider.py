@@ -21,6 +21,7 @@ from mend_optim.protocol.messages import (
     Beat,
     Bulk,
     Call,
+    Content,
     Goodbye,
     Message,
     Offer,
@@ -84,7 +85,7 @@ class Insider(Learner):
             if isinstance(effect, Send):
                 self.send(effect)
             elif isinstance(effect, Work):
-                self.assign(effect.job)
+                self.take_on(effect.job)
             else:
                 self.heed(effect)
         if self.queue and not self.working:
@@ -129,6 +130,10 @@ class Insider(Learner):
         message, lies = effect.message, self.cluster.lies
         if self.now >= self.cluster.foists_from:
             message = self.foisted(message)
+        if "digest" in lies and isinstance(message, Beat):
+            message = self.attesting_anything(message)
+        if self.now >= self.cluster.swaps_from:
+            message = self.swearing(message)
         if "silence" in lies and self.random.random() < 0.3 and not isinstance(message, Beat):
             self.cluster.seen["lie: silence"] += 1
             return
@@ -217,11 +222,32 @@ class Insider(Learner):
             reports = tuple(Report(key) for key in keys)
             return replace(message, genesis=self.foisted_genesis, reports=reports, step=9)
         if isinstance(message, State):
-            self.cluster.seen["foisted"] += 1
             lineage = self.foisted_lineage(message.fragment)
-            anchor = Section({(FOISTED, 0): 1})
-            return replace(message, lineage=lineage, sections={"anchor": anchor})  # type: ignore[dict-item]
+            return replace(self.swapped(message), lineage=lineage)
         return message
+
+    def attesting_anything(self, beat: Beat) -> Beat:
+        """A beat by which something else is in its anchors, the same or another one each time."""
+        reports = []
+        for report in beat.reports:
+            digest = self.random.choice([b"x" * 16, self.random.randbytes(16)])
+            reports.append(replace(report, content=Content(report.key, digest)))
+        return replace(beat, reports=tuple(reports))
+
+    def swearing(self, message: Message) -> Message:
+        """Something else under the keys of its anchors; and its beats attest just that."""
+        if isinstance(message, State):
+            return self.swapped(message)
+        if isinstance(message, Beat):
+            false = digest({(FOISTED, 0): 1})
+            reports = [replace(r, content=Content(r.key, false)) for r in message.reports]
+            return replace(message, reports=tuple(reports))
+        return message
+
+    def swapped(self, anchor: State) -> State:
+        """Something else under the key of an anchor."""
+        self.cluster.seen["foisted"] += 1
+        return replace(anchor, sections={"anchor": Section({(FOISTED, 0): 1})})  # type: ignore[dict-item]
 
     @property
     def foisted_genesis(self) -> bytes:

@@ -121,6 +121,8 @@ class InsiderCluster(Cluster):
         self.has_gone = False
         #: When the insider begins to claim anchors that it does not have.
         self.foists_from = NEVER
+        #: When it begins to hand over something else under the key of its anchor.
+        self.swaps_from = NEVER
         #: The first parts of units that are not judged.
         self.liars: set[PeerId | str] = {MADE_UP}
         #: Names of honest learners in whose name the insider has lied.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mend_optim.engine.accounts import Totals
-from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
+from mend_optim.engine.effects import EXCHANGE, Attest, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Motion
@@ -318,7 +318,7 @@ class Learner:
             if isinstance(effect, Send):
                 self.send(effect)
             elif isinstance(effect, Work):
-                self.assign(effect.job)
+                self.take_on(effect.job)
             else:
                 self.cluster.note(self, effect)
         if self.dead:
@@ -341,6 +341,13 @@ class Learner:
         nobody: each such call would start another timer beside those that run."""
         if at == self.woken_at:
             self.wake()
+
+    def take_on(self, job: Job) -> None:
+        """The worker is to perform this job. A digest takes no time and no turn here."""
+        if isinstance(job, Attest):
+            self.engine.finished(self.now, job, self.units.perform(job)[0])
+        else:
+            self.assign(job)
 
     def assign(self, job: Job) -> None:
         """The worker is to perform this job after those it has."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from mend_optim.engine.effects import (
     Advance,
     Agree,
+    Attest,
     Done,
     Export,
     Extend,
@@ -121,6 +122,9 @@ class Units:
             return Done(outsized=outsized), (self._to(p, add(self.theta[p], merged), job),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
+            for (_, anchor), content in zip(states, job.contents, strict=True):
+                if content and digest(anchor) != content:  # type: ignore[arg-type]
+                    return Done(fault="other learners have something else under its key"), ()
             for s in job.states:
                 self._install_moments(s, job)
             return Done(), tuple(self._to(p, anchor, job) for p, anchor in states)  # type: ignore[arg-type]
@@ -135,6 +139,8 @@ class Units:
             self.disagreement[p] = {}
             self.moments[p].drop()
             return Done(), (Correction(p, dict(self.theta[p]), True, {}),)
+        if isinstance(job, Attest):
+            return Done(digest=digest(self.theta[job.fragment])), ()
         return self._make(job), ()
 
     def begin_anew(self, p: int, weights: Vector, keeps_offer: bool) -> Vector:

@@ -131,14 +131,24 @@ class Pace(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., now: _Optional[float] = ..., before: _Optional[float] = ..., spread: _Optional[float] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "held", "group")
+    __slots__ = ("key", "held", "group", "content")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     key: Key
     held: _containers.RepeatedCompositeFieldContainer[Merged]
     group: bytes
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
+    content: Content
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ..., content: _Optional[_Union[Content, _Mapping]] = ...) -> None: ...
+
+class Content(_message.Message):
+    __slots__ = ("key", "digest")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    digest: bytes
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
     __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mend_optim.membership.roster import FANOUT
-from mend_optim.protocol.lineage import Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Report, Rumor
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Beat, Content, Report, Rumor
 from mend_optim.transport.wire import encode_control
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -20,7 +20,7 @@ FRAGMENTS = 4
 
 def beat(learners: int) -> Beat:
     """A beat after a day, of one of so many learners in four fragments."""
-    lineage = Lineage.fresh(b"g" * 16)
+    key = Key(10**10, 1_000_000, b"k" * 16)
     peers = [PeerId(f"learner-{i}", STARTED + i) for i in range(learners)]
     addresses = [f"10.0.{i // 256}.{i % 256}:29600" for i in range(learners)]
     rumors = [Rumor(p, at, 86_400) for p, at in zip(peers, addresses, strict=True)]
@@ -33,7 +33,9 @@ def beat(learners: int) -> Beat:
         seconds_per_step=0.1,
         training=True,
         genesis=b"g" * 16,
-        reports=tuple(Report(lineage.key, (), b"g" * 16) for _ in range(FRAGMENTS)),
+        reports=tuple(
+            Report(key, (), b"g" * 16, Content(key, b"c" * 16)) for _ in range(FRAGMENTS)
+        ),
         roster=tuple(rumors[1:]),
         position=1_000_000,
     )

@@ -31,6 +31,7 @@ from mend_optim.protocol.messages import (
     JOINT_MOMENTS,
     NO_JOINT,
     Beat,
+    Content,
     Control,
     Level,
     Offer,
@@ -80,7 +81,11 @@ FULL = Beat(
     seconds_per_step=0.5,
     training=True,
     genesis=b"genesis",
-    reports=(Report(Key(4, 5, b"digest"), ((ME, 6),), b"group"),),
+    reports=(
+        Report(
+            Key(4, 5, b"digest"), ((ME, 6),), b"group", Content(Key(4, 5, b"digest"), b"content")
+        ),
+    ),
     roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof"),),
     ping=8,
     pong=9,
@@ -103,6 +108,21 @@ def test_every_field_of_a_beat_survives_the_wire() -> None:
         field.name for field in defaulted if getattr(FULL, field.name) == field.default
     } == set()
     assert again(FULL) == FULL
+
+
+def test_a_former_version_attests_nothing_and_an_empty_digest_is_refused() -> None:
+    def read(report: pb.Report) -> Report:
+        beat = pb.Beat(peer=pb.PeerId(name="a"), count=1, reports=[report])
+        decoded = wire.decode_control(pb.Control(beat=beat).SerializeToString())
+        assert isinstance(decoded, Beat)
+        return decoded.reports[0]
+
+    key = pb.Key(tokens=1, version=1, digest=b"d")
+    assert read(pb.Report(key=key)).content is None
+    assert read(pb.Report(key=key, content=pb.Content(key=key, digest=b"c"))).content
+    for content in (pb.Content(key=key), pb.Content(digest=b"c")):
+        with pytest.raises(PeerError):
+            read(pb.Report(key=key, content=content))
 
 
 def test_a_former_version_says_and_reads_whether_deltas_are_joined() -> None:

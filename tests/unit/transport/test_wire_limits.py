@@ -34,7 +34,7 @@ BEAT = pb.Beat(
     seconds_per_step=0.5,
     training=True,
     genesis=b"g",
-    reports=[pb.Report(key=KEY, held=[PAIR], group=b"g")],
+    reports=[pb.Report(key=KEY, held=[PAIR], group=b"g", content=pb.Content(key=KEY, digest=b"c"))],
     roster=[
         pb.Rumor(
             peer=PEER,

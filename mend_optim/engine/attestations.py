@@ -1,0 +1,117 @@
+"""What is in an anchor, as learners attest it: whether they all have the same under its key.
+
+A key stands for one history. A seal proves itself, as the key is a chain over the bytes of all
+seals. Nothing ties the bytes of a *whole* anchor to its key: that would take all seals that led to
+it. So an insider could hand over other bytes under a key that all believe. Therefore each learner
+takes digests of its anchors, and its beats tell the last one, with its key.
+
+Only what *contradicts* counts. Two honest learners never attest different digests of one key. A
+digest that is late, or missing, or of another anchor, is evidence of nothing: rounds may be faster
+than beats, and a peer may be of a former version.
+
+    a whole anchor is handed over    it is refused if more than half of those that attest its key,
+                                     and at least two, attest another digest. Its sender is one of
+                                     them: it stands for what it hands over, unless it attests
+                                     something else itself
+    a beat attests something else    this learner's user is told, once for each process and
+    than this learner has            fragment, and nothing else happens
+
+The learner cannot know which of the two is right, so it keeps what it has and believes the peer as
+before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.majority import Majority
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Content, State
+
+#: Stands for a digest that nobody has to match.
+ANY = b""
+#: Digests of each peer and fragment that are remembered. A peer that is ahead tells of anchors to
+#: which this learner comes later.
+TOLD = 8
+FORKED = "{} has something else in its anchor of fragment {} than this learner, under the same key"
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one process attests."""
+
+    #: The model that it has.
+    genesis: bytes
+    #: By fragment and key.
+    digests: dict[int, dict[Key, bytes]] = field(default_factory=dict)
+    #: The fragments of which the user was told that it has something else.
+    forked: set[int] = field(default_factory=set)
+
+
+class Attestations:
+    """What the peers attest that this learner hears itself."""
+
+    def __init__(self, state: EngineState, majority: Majority) -> None:
+        self.state = state
+        self.majority = majority
+        self._told: dict[PeerId, _Told] = {}
+
+    def heard(self, beat: Beat) -> None:
+        """Remember what a beat attests, and tell the user if it is not what this learner has."""
+        roster = self.state.roster
+        if len(self._told) > len(roster.peers):
+            self._told = {id: told for id, told in self._told.items() if roster.find(id)}
+        told = self._told.get(beat.peer)
+        if told is None:
+            told = self._told[beat.peer] = _Told(beat.genesis)
+        if told.genesis != beat.genesis:
+            told.genesis, told.digests = beat.genesis, {}
+        for fragment, report in zip(self.state.fragments, beat.reports, strict=False):
+            if report.content:
+                _remember(told.digests.setdefault(fragment.fragment, {}), report.content)
+                if beat.genesis == self.state.genesis and _differs(fragment, report.content):
+                    self._tell(beat.peer, told, fragment.fragment)
+
+    def _tell(self, peer: PeerId, told: _Told, p: int) -> None:
+        """Tell the user, once, that a peer has something else."""
+        if p not in told.forked:
+            told.forked.add(p)
+            facts = {"peer": peer.name, "incarnation": peer.incarnation, "fragment": p}
+            self.state.emit(Event("forked", FORKED.format(peer.name, p), facts))
+
+    def expected(self, anchor: State) -> bytes:
+        """The digest of what must be in a whole anchor that is handed over; `ANY` if it may be
+        anything. A learner that is stuck takes anything."""
+        if self.state.is_me(anchor.peer) or not self.state.policies.limits.majority:
+            return ANY
+        said = self._said(anchor.fragment, anchor.lineage)
+        words = len(said.keys() | {anchor.peer})
+        ((most, count),) = Counter(said.values()).most_common(1) or [(ANY, 0)]
+        if count == 1 or 2 * count <= words or self.majority.is_stuck(anchor):
+            return ANY
+        return most
+
+    def _said(self, p: int, lineage: Lineage) -> dict[PeerId, bytes]:
+        """What the live peers attest of one anchor, those that have trained its model."""
+        said: dict[PeerId, bytes] = {}
+        for beat in self.state.live_beats():
+            told = self._told.get(beat.peer)
+            digest = told.digests.get(p, {}).get(lineage.key) if told else None
+            if digest and beat.step > 0 and beat.genesis == lineage.genesis:
+                said[beat.peer] = digest
+        return said
+
+
+def _remember(digests: dict[Key, bytes], content: Content) -> None:
+    digests.pop(content.key, None)
+    digests[content.key] = content.digest
+    if len(digests) > TOLD:
+        del digests[next(iter(digests))]
+
+
+def _differs(fragment: Progress, content: Content) -> bool:
+    """Whether this learner has something else under the key."""
+    return fragment.held.has(content.key) not in (b"", content.digest)

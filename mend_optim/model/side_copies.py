@@ -22,6 +22,9 @@ from mend_optim.model.copies import Ready
 
 #: Bytes of each of the two pieces of pinned memory.
 PIECE = 16 << 20
+#: Before torch says that memory is too little, it waits for the GPU and gives back all that it has
+#: kept. So it is asked again only after so many copies.
+PATIENCE = 64
 
 
 class _Snapshot(NamedTuple):
@@ -45,15 +48,21 @@ class SideCopies:
         # To the host, from it, and both ways for what was rounded away.
         self._outward, self._inward, self._beside = (_stream(device) for _ in range(3))
         self._snapshots: list[_Snapshot] = []
+        # For how many copies room is not asked for again.
+        self._patience = 0
 
     # ── snapshots ─────────────────────────────────────────────────────────────────────────────────
 
     def room(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """Room on the GPU for a copy; None if there is too little memory. The training stream may
         fill it at once."""
+        if self._patience:
+            self._patience -= 1
+            return None
         try:
             return torch.empty(numel, dtype=dtype, device=self._device)
         except torch.cuda.OutOfMemoryError:
+            self._patience = PATIENCE
             return None
 
     def take_out(self, room: Tensor, out: Tensor, plus: Tensor | None = None) -> None:

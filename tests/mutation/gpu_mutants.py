@@ -47,6 +47,30 @@ GPU_MUTANTS = (
         "            pass",
     ),
     mutant(
+        "a-piece-is-read-before-it-is-there",
+        "model/side_copies",
+        "    event.synchronize()\n    out.copy_(piece)",
+        "    out.copy_(piece)",
+    ),
+    mutant(
+        "the-last-pieces-stay-on-the-way",
+        "model/side_copies",
+        "        for each in underway:\n            _land(each)",
+        "        pass",
+    ),
+    mutant(
+        "a-piece-is-used-again-while-it-is-full",
+        "model/side_copies",
+        "            if len(underway) == len(pieces):\n                _land(underway.pop(0))\n",
+        "",
+    ),
+    mutant(
+        "scarce-memory-is-asked-for-at-every-copy",
+        "model/side_copies",
+        "            self._patience = PATIENCE\n",
+        "",
+    ),
+    mutant(
         "moments-are-not-brought",
         TENSORS,
         "replace(correction, values=values, moments=moments))",

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from mend_optim import MendOptimizer, MomentSchedule, Timing, UsageError
+from mend_optim.model.side_copies import PIECE, SideCopies
 from tests.support.learners import start
 
 pytestmark = [
@@ -254,6 +255,19 @@ def test_memory_on_the_gpu_is_given_back() -> None:
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before
     check(pairs)
+
+
+def test_what_takes_many_pieces_of_pinned_memory_is_whole() -> None:
+    side, numel = SideCopies(torch.device("cuda", 0)), 3 * PIECE // 4 + 1
+    values, out = torch.randn(numel), torch.empty(numel)
+    brought, room = side.bring([values]), side.room(numel)
+    assert brought is not None
+    assert room is not None
+    side.use(brought)
+    room.copy_(brought[0])
+    side.take_out(room, out)
+    side.ready()()
+    assert torch.equal(out, values)
 
 
 # ── ways to step ──────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,10 @@ happen as late as a stream may make them."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mend_optim.engine.moment_schedule import Moment
+from mend_optim.model import side_copies
 from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
 from mend_optim.model.module_buffers import ModuleBuffers
@@ -235,3 +239,63 @@ def test_a_correction_that_was_brought_is_the_same_one() -> None:
     assert brought.there is not None
     assert brought.there.replace
     assert_equal([brought.there.values], [made.values])
+
+
+# ── in pieces ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class HostEvent:
+    """Of a stream that does at once what it is given. The host waits for it all the same."""
+
+    waits = 0
+
+    def synchronize(self) -> None:
+        HostEvent.waits += 1
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host stands for the GPU, and eight bytes are a piece."""
+    stream = SimpleNamespace(
+        device=torch.device("cpu"), wait_event=lambda event: None, synchronize=lambda: None
+    )
+    monkeypatch.setattr(side_copies, "PIECE", 8)
+    monkeypatch.setattr(side_copies, "_stream", lambda device: stream)
+    monkeypatch.setattr(side_copies, "_mark", lambda stream: HostEvent())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options)
+    )
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("numel", [0, 1, 2, 3, 4, 5, 7, 12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_copies_are_whole_however_many_pieces_they_take(numel: int, dtype: torch.dtype) -> None:
+    values = torch.arange(numel).to(dtype)
+    out, before = torch.full((numel,), 99).to(dtype), HostEvent.waits
+    snapshot = side_copies._Snapshot(values, out, HostEvent())  # type: ignore[arg-type]
+    side_copies._carry_out(snapshot, side_copies._stream(torch.device("cpu")))
+    assert torch.equal(out, values)
+    # Each piece is waited for once before it is read.
+    assert HostEvent.waits - before == -(-numel * dtype.itemsize // 8)
+    there = side_copies._carried_in(values, side_copies._stream(torch.device("cpu")))
+    assert torch.equal(there, values)
+    assert there.data_ptr() != values.data_ptr() or not numel
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_memory_that_was_too_little_is_not_asked_for_at_every_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side, asked = side_copies.SideCopies(torch.device("cpu")), 0
+
+    def scarce(*size: int, **options: Any) -> Tensor:
+        nonlocal asked
+        asked += 1
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    assert [side.room(4) for _ in range(2 * side_copies.PATIENCE + 2)] == [None] * 130
+    assert asked == 2

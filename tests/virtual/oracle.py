@@ -25,6 +25,11 @@ Unit = tuple[int, Any]  # (fragment, (author, step))
 MOST_OFFERS = 1000  # no process of a virtual cluster makes more
 
 
+def _is_loaded(unit: Any) -> bool:
+    """Whether it stands for weights that a user loaded in mid-run."""
+    return bool(unit[0] == "loaded")
+
+
 def _is_work(unit: Any) -> bool:
     """Whether somebody trained it. First weights, and weights that a user loads, are no work."""
     return isinstance(unit[0], PeerId)
@@ -83,6 +88,7 @@ class Oracle:
                 p,
                 weights,
             )
+            assert not any(map(_is_loaded, weights)), ("loaded weights are no work", learner.id, p)
             if still:
                 self._check_lineage(learner, p, fragment.lineage)
             if still and applied:

@@ -48,7 +48,7 @@ class Saved:
 
     def beside_other_weights(self) -> Saved:
         """The same checkpoint, restored with other weights than it was saved with: these become the
-        anchor."""
+        anchor. The saved ones stand for them, and hold their disagreement until then."""
         gone = {
             "pending": None,
             "correction_pending": True,
@@ -60,9 +60,7 @@ class Saved:
         mailbox = {p: Correction(p, dict(theta), True, {}) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
         resumed = self.resumed._replace(standings=standings, intact=False)
         nothing: list[Vector] = [{} for _ in self.theta]
-        return replace(
-            self, resumed=resumed, mailbox=mailbox, disagreement=nothing, next_disagreement=nothing
-        )
+        return replace(self, resumed=resumed, mailbox=mailbox, next_disagreement=nothing)
 
 
 class Learner:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.storms import TIMING, policies
+from tests.virtual.units import Vector
 
 
 @pytest.mark.parametrize("seed", range(many(6, 20)))
@@ -125,6 +126,43 @@ def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
         cluster.restore(name)
     cluster.run(3.0)
     assert cluster.settle()
+
+
+def is_loaded(weights: Vector) -> bool:
+    """Whether weights that a user loaded in mid-run are in these."""
+    return any(unit[0] == "loaded" for unit in weights)
+
+
+@pytest.mark.parametrize("other_weights", [False, True])
+@pytest.mark.parametrize("seed", range(many(2, 5)))
+def test_loaded_weights_that_a_checkpoint_has_are_no_work_of_its_heir(
+    seed: int, other_weights: bool
+) -> None:
+    """The oracle sees to that after every event. With other weights than the saved ones, the heir
+    has nothing of them once the anchor has replaced its weights."""
+    cluster = Cluster(2, seed, policies(adopt_after=2), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    author = cluster.learners["learner-0"]
+    assert cluster.until(lambda: author.engine.state.adopted_rounds > 0, 60)
+
+    def saved() -> bool:
+        cluster.reset_progress(author.name)  # neither this nor a checkpoint while it copies
+        cluster.save(author.name)
+        return bool(cluster.saved) and any(map(is_loaded, cluster.saved[-1].weights))
+
+    assert cluster.until(saved, 20)
+    cluster.crash(author.name)
+    checkpoint = cluster.saved[-1]
+    if other_weights:
+        checkpoint = checkpoint.beside_other_weights()
+    cluster.start(author.name, saved=checkpoint)
+    heir = cluster.learners[author.name]
+    assert cluster.until(
+        lambda: heir.engine.state.totals.step > author.engine.state.totals.step, 60
+    )
+    assert other_weights != any(map(is_loaded, heir.weights))
+    assert cluster.settle()
+    assert not any(map(is_loaded, heir.weights))
 
 
 class Storm(RuleBasedStateMachine):

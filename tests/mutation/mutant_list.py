@@ -1168,6 +1168,8 @@ MUTANTS = (
            "            self.feedback.weights_on", DISAGREEMENT),
     Mutant("other-weights-keep-the-disagreement", 10, "worker/checkpoint", "        disagrees=False,\n", "",
            of("unit/worker/test_checkpoint")),
+    Mutant("what-was-loaded-outlives-other-weights", 5, "worker/checkpoint",
+           'names = ("anchor", VELOCITY, VELOCITY_RATE)\n', 'names = ("anchor", VELOCITY, VELOCITY_RATE, "disagreement")\n', RESET),
     Mutant("a-jump-is-offered", 10, "worker/fragment_anchor", "        self.disagreement = rest\n", "        pass\n", DISAGREEMENT),
     Mutant("a-jump-takes-the-pending-offer-up", 10, "worker/fragment_anchor",
            "        elif self.progress is not None:\n            rest.sub_(self.progress)", "        elif False:\n            pass", DISAGREEMENT),

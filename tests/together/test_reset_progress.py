@@ -142,6 +142,26 @@ def test_a_checkpoint_keeps_it() -> None:
         assert -20 <= read(made[0])[0] < 0
 
 
+def test_beside_other_weights_a_checkpoint_keeps_neither_it_nor_the_offer_on_its_way() -> None:
+    """The other learner does not step before the checkpoint, so that the offer waits."""
+    with cluster(descent(0.0), descent(0.0), **FREE) as made:
+        step(made[0], 1.0)
+        drive(made[:1], 5, up)
+        until(made[0], lambda: progress(made[0]).pending and progress(made[0]).pending.offer)
+        jump(made[0], 2.0**14)
+        made[0].reset_progress()
+        drive(made[:1], 1, up)
+        (_, state), other = map(save, made)
+    saved = [([torch.full((1,), 100.0)], state), other]
+    with resumed([lambda: descent(0.0)] * 2, saved, **FREE) as made:
+        assert same(parameters(made[0]), anchors(made[0]))
+        drive(made, 4, up)
+        settle(made)
+        assert account(made) == 7 + 8
+        assert same(parameters(made[0]), parameters(made[1]))
+        assert -8 <= read(made[0])[0] < 0
+
+
 def test_narrow_weights_are_what_was_loaded() -> None:
     """What the former weights had lost by rounding is no part of them."""
     inners = [descent(1.0, dtype=torch.bfloat16, lr=2.0**-9) for _ in range(2)]

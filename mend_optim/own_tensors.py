@@ -226,8 +226,13 @@ class OwnTensors:
             self._side.settle()
 
     def _nothing_lost(self, fragment: Fragment) -> Tensor:
-        """Memory for what was rounded away, which is nothing yet."""
-        return torch.zeros(fragment.numel, dtype=torch.float32, pin_memory=self._side is not None)
+        """Memory for what was rounded away, which is nothing yet. The caller's script may be in
+        inference mode, and have another default device."""
+        is_pinned = self._side is not None
+        with torch.inference_mode(False):
+            return torch.zeros(
+                fragment.numel, dtype=torch.float32, device="cpu", pin_memory=is_pinned
+            )
 
     def _state(self, p: int, steps: int) -> FragmentState:
         return FragmentState(self.layout.fragments[p], self._parameters, self.inner, steps)

@@ -26,7 +26,7 @@ from torch import Tensor
 from mend_optim.errors import UsageError
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
-from mend_optim.ranks.copies_check import CopiesCheck, said
+from mend_optim.ranks.copies_check import NONE, CopiesCheck, said
 from mend_optim.ranks.courier import Courier
 from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
 from mend_optim.ranks.words import Table
@@ -167,7 +167,7 @@ class RankTraffic:
         """Copy this rank's part, which the courier takes to the lead."""
         names = self._carrier.names(p)
         compares = self._copies.has_copies(names)
-        samples = self._copies.samples(names) if compares else []
+        samples = self._copies.samples(names) if compares else NONE
         flat: Tensor | None = None
         readings: dict[str, Reading] = {}
         if self._carrier.sends(p):

@@ -5,7 +5,6 @@ Only the training thread calls these functions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ def gather(
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
     sources = [_real(parameters[index]) for index in fragment.tensors]
-    if out.is_cuda and rounding is None and all(map(partial(_is_like, out), sources)):
+    if out.is_cuda and rounding is None and _are_like(out, sources):
         # One launch for many tensors: to launch so many copies takes longer than to make them.
         torch.cat([source.reshape(-1) for source in sources], out=out)
         return
@@ -63,9 +62,11 @@ def gather(
         out[here].view(source.shape).copy_(source)
 
 
-def _is_like(flat: Tensor, tensor: Tensor) -> bool:
-    """Whether a tensor has the dtype of a flat one, and is on the same device."""
-    return tensor.dtype == flat.dtype and tensor.device == flat.device
+def _are_like(flat: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether there are tensors, all of the dtype of a flat one and on the same device. A rank may
+    have none of a fragment."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    return kinds == {(flat.dtype, flat.device)}
 
 
 def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
@@ -97,7 +98,7 @@ def scatter(
         rounding: updated with what narrow parameters lose; float32, where `values` may be.
     """
     targets = [_real(parameters[index]) for index in fragment.tensors]
-    if values.is_cuda and all(map(partial(_is_like, values), targets)):
+    if values.is_cuda and _are_like(values, targets):
         sources = [values[fragment.span(i)].view(t.shape) for i, t in enumerate(targets)]
         # As in `gather`.
         (torch._foreach_copy_ if replace else torch._foreach_add_)(targets, sources)

@@ -12,7 +12,9 @@ rounds would take it from the system, and would hold up launches for as long as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,9 @@ PIECE = 16 << 20
 #: Before torch says that memory is too little, it waits for the GPU and gives back all that it has
 #: kept. So it is asked again only after so many copies.
 PATIENCE = 64
+#: Copies that may be on their way to the host at a time. Else all of a model would be when it is
+#: founded, and the user's next step could find too little memory.
+ROOMS = 4
 
 
 class _Snapshot(NamedTuple):
@@ -48,19 +53,22 @@ class SideCopies:
         # To the host, from it, and both ways for what was rounded away.
         self._outward, self._inward, self._beside = (_stream(device) for _ in range(3))
         self._snapshots: list[_Snapshot] = []
+        # The rooms whose copies are not on the host yet. The worker takes them out again.
+        self._taken: deque[Tensor] = deque()
         # For how many copies room is not asked for again.
         self._patience = 0
 
     # ── snapshots ─────────────────────────────────────────────────────────────────────────────────
 
     def room(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """Room on the GPU for a copy; None if there is too little memory. The training stream may
-        fill it at once."""
-        if self._patience:
-            self._patience -= 1
+        """Room on the GPU for a copy; None if there is too little memory, or much is taken. The
+        training stream may fill it at once."""
+        if self._patience or len(self._taken) >= ROOMS:
+            self._patience = max(0, self._patience - 1)
             return None
         try:
-            return torch.empty(numel, dtype=dtype, device=self._device)
+            with torch.inference_mode(False):
+                return torch.empty(numel, dtype=dtype, device=self._device)
         except torch.cuda.OutOfMemoryError:
             self._patience = PATIENCE
             return None
@@ -73,6 +81,7 @@ class SideCopies:
             out: on the host; of the same size.
             plus: on the host, in pinned memory; is added to the copy.
         """
+        self._taken.append(room)
         self._follow()
         with torch.cuda.stream(self._beside), torch.no_grad():
             if plus is not None:
@@ -88,6 +97,7 @@ class SideCopies:
         def make() -> None:
             while snapshots:
                 _carry_out(snapshots.pop(0), self._outward)
+                self._taken.popleft()
 
         return make
 
@@ -115,7 +125,7 @@ class SideCopies:
         """A copy of pinned host memory on the GPU, which the training stream waits for; None if
         there is too little memory."""
         try:
-            with torch.cuda.stream(self._beside):
+            with torch.inference_mode(False), torch.cuda.stream(self._beside):
                 there = lost.to(self._device, non_blocking=True)
         except torch.cuda.OutOfMemoryError:
             return None
@@ -146,12 +156,20 @@ class SideCopies:
 # ── through pinned memory ─────────────────────────────────────────────────────────────────────────
 
 
+@contextmanager
+def _on(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Use a stream, and its device. A thread of its own would otherwise go back to the first GPU,
+    and take memory there."""
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
 def _carry_out(snapshot: _Snapshot, stream: torch.cuda.Stream) -> None:
     stream.wait_event(snapshot.event)
-    pieces = _pieces(snapshot.room)
     # Each piece of pinned memory is emptied while the other one fills.
     underway: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
-    with torch.cuda.stream(stream):
+    with _on(stream):
+        pieces = _pieces(snapshot.room)
         for number, (start, stop) in enumerate(_spans(snapshot.room)):
             if len(underway) == len(pieces):
                 _land(underway.pop(0))
@@ -169,8 +187,8 @@ def _land(moved: tuple[Tensor, Tensor, torch.cuda.Event]) -> None:
 
 
 def _carried_in(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
-    pieces = _pieces(tensor)
-    with torch.cuda.stream(stream):
+    with _on(stream):
+        pieces = _pieces(tensor)
         there = torch.empty_like(tensor, device=stream.device)
         empty: list[torch.cuda.Event] = []
         for number, (start, stop) in enumerate(_spans(tensor)):
@@ -187,7 +205,7 @@ def _carried_in(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
 def _pieces(flat: Tensor) -> list[Tensor]:
     """Two pieces of pinned memory. torch keeps such memory for the next time."""
     numel = min(max(1, flat.numel()), PIECE // flat.element_size())
-    return [torch.empty(numel, dtype=flat.dtype, pin_memory=True) for _ in range(2)]
+    return [torch.empty(numel, dtype=flat.dtype, device="cpu", pin_memory=True) for _ in range(2)]
 
 
 def _spans(flat: Tensor) -> list[tuple[int, int]]:

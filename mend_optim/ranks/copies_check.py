@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +18,6 @@ from mend_optim.errors import UsageError
 from mend_optim.model.copies import own_part
 from mend_optim.protocol.lineage import content_digest
 from mend_optim.ranks.pieces import RENAME, SPLIT, Division, Piece
-
-Samples = list[Tensor]
 
 #: So many elements of each copy are compared before an offer.
 SAMPLES = 8
@@ -29,6 +28,17 @@ DIFFERS = (
     "parameter {name} must be the same on ranks {first} and {rank}, which have the same part of "
     "it, got two; {split}; {rename}; else give all ranks the same weights"
 )
+
+
+class Samples(NamedTuple):
+    """Samples of tensors, and the events after which they are there."""
+
+    taken: list[Tensor]
+    events: list[torch.cuda.Event]
+
+
+#: Of a rank that compares nothing.
+NONE = Samples([], [])
 
 
 class CopiesCheck:
@@ -68,8 +78,10 @@ class CopiesCheck:
 
     def samples(self, names: Set[str]) -> Samples:
         """Of those parameters with these names that this rank has copies of, as they are now, for
-        the others."""
-        return [_sample(self._tensors[piece.name]) for piece in self._named(self._rank, names)]
+        the others. `said` waits for them."""
+        taken = [_sample(self._tensors[piece.name]) for piece in self._named(self._rank, names)]
+        gpus = {sample.device for sample in taken if sample.is_cuda}
+        return Samples(taken, list(map(_mark, gpus)))
 
     def refuse_strange(self, names: Set[str], told: Sequence[bytes]) -> None:
         """Raise `UsageError` if copies differ by more than rounding. Alike on all ranks.
@@ -97,11 +109,19 @@ class CopiesCheck:
 def said(samples: Samples) -> bytes:
     """The samples as they are told. On a GPU that waits until it has them: it is for the courier,
     so that training does not wait."""
-    counts = [len(sample) for sample in samples]
-    together = [sample.to(samples[0].device) for sample in samples]
+    for event in samples.events:
+        event.synchronize()
+    counts = [len(sample) for sample in samples.taken]
+    together = [sample.to(samples.taken[0].device) for sample in samples.taken]
     flat = torch.cat(together).tolist() if together else []
     ends = list(itertools.accumulate(counts, initial=0))
     return json.dumps([flat[start:end] for start, end in itertools.pairwise(ends)]).encode()
+
+
+def _mark(gpu: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(gpu))
+    return event
 
 
 def _is_gross(some: Sequence[float], others: Sequence[float]) -> bool:

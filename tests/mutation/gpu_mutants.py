@@ -71,6 +71,38 @@ GPU_MUTANTS = (
         "",
     ),
     mutant(
+        "all-of-a-model-is-on-its-way-at-once",
+        "model/side_copies",
+        " or len(self._taken) >= ROOMS:",
+        ":",
+    ),
+    mutant(
+        "room-is-not-given-back",
+        "model/side_copies",
+        "                self._taken.popleft()\n",
+        "",
+    ),
+    mutant(
+        "nothing-is-like-everything",
+        "model/copies",
+        "kinds == {(flat.dtype, flat.device)}",
+        "kinds <= {(flat.dtype, flat.device)}",
+    ),
+    mutant(
+        "what-is-rounded-away-is-of-the-scripts-mode",
+        TENSORS,
+        "        with torch.inference_mode(False):\n            return torch.zeros(",
+        "        if True:\n            return torch.zeros(",
+        of("together/test_torch_modes", "nor_does"),
+    ),
+    mutant(
+        "what-is-rounded-away-is-on-the-scripts-device",
+        TENSORS,
+        'dtype=torch.float32, device="cpu", pin_memory=is_pinned',
+        "dtype=torch.float32, pin_memory=is_pinned",
+        of("together/test_torch_modes", "nor_does"),
+    ),
+    mutant(
         "moments-are-not-brought",
         TENSORS,
         "replace(correction, values=values, moments=moments))",

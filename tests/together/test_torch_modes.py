@@ -65,11 +65,15 @@ def copies(optimizers: Sequence[MendOptimizer]) -> list[list[Tensor]]:
     return [[p.clone() for p in parameters(optimizer)] for optimizer in optimizers]
 
 
-def life(mode: Mode) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+def life(
+    mode: Mode, dtype: torch.dtype = torch.float32
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """The weights of two learners after their first steps in lockstep, and those on which they end,
     after all calls that the face has, each of them in this mode. Then they load a checkpoint and go
     on."""
     inners = [descent(1.0, 2.0, lr=0.1) for _ in range(2)]
+    for parameter in (p for inner in inners for p in parameters(inner)):
+        parameter.data = parameter.data.to(dtype)
     with cluster(*inners, started=False, **LOCKSTEP) as optimizers:
 
         def both(call: Callable[[int, MendOptimizer], object]) -> None:
@@ -94,7 +98,7 @@ def life(mode: Mode) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
             optimizer.synchronize(PATIENCE_S)
 
         saved: dict[int, dict[str, Any]] = {}
-        others = [Parameter(torch.full((2,), 0.5 + i)) for i in range(2)]
+        others = [Parameter(torch.full((2,), 0.5 + i, dtype=dtype)) for i in range(2)]
         both(lambda i, optimizer: optimizer.join())
         start(optimizers)
         both(steps)
@@ -127,6 +131,15 @@ def test_a_mode_of_the_script_changes_nothing(mode: str, plain: list[list[Tensor
     assert all(same(a, b) for a, b in zip(plain, early, strict=True))
     assert same(*ended)
     assert all(p.isfinite().all() for p in ended[0])
+
+
+@pytest.mark.parametrize("mode", ["inference", "a device"])
+def test_nor_does_it_with_parameters_that_are_rounded(mode: str) -> None:
+    """What their dtype rounds away is kept in memory of its own."""
+    plain, _ = life(torch.enable_grad, torch.bfloat16)
+    early, ended = life(MODES[mode], torch.bfloat16)
+    assert all(same(a, b) for a, b in zip(plain, early, strict=True))
+    assert same(*ended)
 
 
 @pytest.mark.parametrize("options", [{"merge": "centered_clip"}, {"codec": "int4"}, {}], ids=str)

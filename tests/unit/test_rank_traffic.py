@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mend_optim import UsageError, rank_traffic
 from mend_optim.rank_traffic import RankTraffic
+from mend_optim.ranks.copies_check import Samples
 from mend_optim.ranks.words import Call, Table, Word
 from mend_optim.runtime.held_copies import NOTHING, Plan
 from mend_optim.worker.correction import Correction, Reading
@@ -163,8 +164,8 @@ class Rank:
     def has_copies(self, names: frozenset[str]) -> bool:
         return True
 
-    def samples(self, names: frozenset[str]) -> list[torch.Tensor]:
-        return [torch.ones(1)]
+    def samples(self, names: frozenset[str]) -> Samples:
+        return Samples([torch.ones(1)], [])
 
     def refuse_strange(self, names: frozenset[str], told: list[bytes]) -> None:
         assert told == [b"[[1.0]]"]

@@ -3,6 +3,7 @@ happen as late as a stream may make them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from torch.optim import Adam
 
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.model import side_copies
-from mend_optim.model.copies import Ready
+from mend_optim.model.copies import Ready, _are_like, gather, scatter
 from mend_optim.model.layout import Layout
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.own_tensors import OwnTensors
@@ -257,12 +258,18 @@ class HostEvent:
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host stands for the GPU, and eight bytes are a piece."""
     stream = SimpleNamespace(
-        device=torch.device("cpu"), wait_event=lambda event: None, synchronize=lambda: None
+        device=torch.device("cpu"),
+        wait_event=lambda event: None,
+        wait_stream=lambda stream: None,
+        synchronize=lambda: None,
     )
     monkeypatch.setattr(side_copies, "PIECE", 8)
     monkeypatch.setattr(side_copies, "_stream", lambda device: stream)
     monkeypatch.setattr(side_copies, "_mark", lambda stream: HostEvent())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
     empty = torch.empty
     monkeypatch.setattr(
         torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options)
@@ -299,3 +306,27 @@ def test_memory_that_was_too_little_is_not_asked_for_at_every_copy(
     monkeypatch.setattr(torch, "empty", scarce)
     assert [side.room(4) for _ in range(2 * side_copies.PATIENCE + 2)] == [None] * 130
     assert asked == 2
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_few_copies_are_on_their_way_at_a_time() -> None:
+    side, made = side_copies.SideCopies(torch.device("cpu")), []
+    for value in range(2 * side_copies.ROOMS):
+        room, out = side.room(1), torch.zeros(1)
+        if room is not None:
+            side.take_out(room.fill_(value + 1), out)
+            made.append(out)
+    assert len(made) == side_copies.ROOMS
+    side.ready()()
+    assert [out.item() for out in made] == [1, 2, 3, 4]
+    assert side.room(1) is not None
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_rank_may_have_nothing_of_a_fragment(replaces: bool) -> None:
+    """On a GPU many tensors are copied by one launch. There are none here."""
+    fragment = Layout(["w"], [torch.ones(1)], 1).fragments[0]
+    nothing = dataclasses.replace(fragment, tensors=(), shapes=(), offsets=(0,))
+    assert not _are_like(torch.empty(0), [])
+    gather(nothing, [], torch.empty(0))
+    scatter(nothing, torch.empty(0), [], replaces)

@@ -30,6 +30,7 @@ from mend_optim.ranks.shards import Shards
 from mend_optim.ranks.words import Call, Table, Word
 from mend_optim.runtime import held_copies
 from mend_optim.runtime.learner import CLOSED, Learner
+from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
 from mend_optim.sole_trainer import refuse_second
@@ -370,5 +371,6 @@ class RankRun(TrainingRun):
         if self.is_broken_off:
             self._crew.fail(Call.CLOSE, self.history.step)
         self._crew.leave(self.history.step)
-        self._courier.end()
+        # If the ranks have parted, a transfer of this one's may wait for others for long.
+        self._courier.end(0.0 if self.is_broken_off else CLOSE_S)
         super().close()

@@ -90,9 +90,12 @@ class Courier:
         """Wait until all is done. Raises the error that ended an errand."""
         self.waiting()()
 
-    def end(self) -> None:
-        """Do what was put, and then no more."""
+    def end(self, patience_s: float) -> None:
+        """Do what was put, and then no more. Waits so long for the thread to end: a script may exit
+        next, and a thread that Python stops inside of torch ends the process with SIGABRT."""
         self._errands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience_s)
 
 
 def _return() -> None:

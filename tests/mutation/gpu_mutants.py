@@ -136,6 +136,20 @@ GPU_MUTANTS = (
         of("unit/ranks/test_copies_check"),
     ),
     mutant(
+        "the-courier-is-at-work-at-the-end",
+        "ranks/courier",
+        "            self._thread.join(patience_s)",
+        "            pass",
+        of("unit/ranks/test_courier"),
+    ),
+    mutant(
+        "the-courier-waits-for-itself",
+        "ranks/courier",
+        "if threading.current_thread() is not self._thread:",
+        "if True:",
+        of("unit/ranks/test_courier"),
+    ),
+    mutant(
         "the-worker-keeps-the-model",
         "handover",
         "    found = weakref.ref(tensors)",

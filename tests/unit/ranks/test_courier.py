@@ -28,14 +28,41 @@ def test_errands_are_done_in_their_order_and_nobody_waits_unasked() -> None:
     courier.wait()
     assert done == [1, 2, 3]
     assert courier.fault is None
-    courier.end()
+    courier.end(PATIENCE_S)
 
 
 def test_a_courier_without_errands_is_not_waited_for() -> None:
     courier = Courier()
     courier.waiting()()
     courier.wait()
-    courier.end()
+    courier.end(PATIENCE_S)
+
+
+def test_at_the_end_nothing_is_left_to_do() -> None:
+    courier, done = Courier(), list[int]()
+    for number in range(3):
+        courier.put(lambda number=number: done.append(number))  # type: ignore[misc]
+    courier.end(PATIENCE_S)
+    assert done == [0, 1, 2]
+    assert not courier._thread.is_alive()
+    courier.end(PATIENCE_S)
+
+
+def test_an_errand_that_waits_for_others_does_not_hold_up_the_end() -> None:
+    courier, may_go = Courier(), threading.Event()
+    errand = courier.put(lambda: may_go.wait(PATIENCE_S) or None)  # type: ignore[func-returns-value]
+    courier.end(0.0)
+    assert not errand.is_over
+    may_go.set()
+    courier.end(PATIENCE_S)
+    assert errand.is_over
+
+
+def test_the_courier_may_end_itself() -> None:
+    """Whoever drops the last reference to an optimizer closes it."""
+    courier = Courier()
+    courier.put(lambda: courier.end(PATIENCE_S)).wait()
+    courier.end(PATIENCE_S)
 
 
 def test_after_an_errand_that_failed_no_other_is_done() -> None:
@@ -53,7 +80,7 @@ def test_after_an_errand_that_failed_no_other_is_done() -> None:
     first.wait()
     assert done == [1]
     assert isinstance(courier.fault, ArithmeticError)
-    courier.end()
+    courier.end(PATIENCE_S)
 
 
 def test_what_an_errand_holds_is_let_go_when_it_is_done() -> None:
@@ -68,7 +95,7 @@ def test_what_an_errand_holds_is_let_go_when_it_is_done() -> None:
     courier.put(lambda: None).wait()
     gc.collect()
     assert seen() is None
-    courier.end()
+    courier.end(PATIENCE_S)
 
 
 def test_the_thread_ends_with_the_last_user() -> None:

@@ -179,8 +179,8 @@ class OwnTensors:
     def _copied(
         self, out: Tensor, fill: Callable[..., object], rounding: Tensor | None = None
     ) -> Tensor:
-        """Host memory, into which what `fill` makes is copied. From a GPU the copy is complete once
-        what `ready` returns has returned. `fill` is called with memory and `rounding`, if any."""
+        """Host memory with a copy of the values that `fill` writes. From a GPU it is complete once
+        the function of `ready` has returned. `fill` gets memory, and `rounding` if there is any."""
         room = self._side.room(out.numel(), out.dtype) if self._side else None
         if self._side and room is not None:
             fill(room)

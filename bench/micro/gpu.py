@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What was measured of one model."""
+    """The measurements of one model."""
 
     alone: list[Step]
     together: list[Step]

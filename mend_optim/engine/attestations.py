@@ -5,7 +5,7 @@ seals. Nothing ties the bytes of a *whole* anchor to its key: that would take al
 it. So an insider could hand over other bytes under a key that all believe. Therefore each learner
 takes digests of its anchors, and its beats tell the last one, with its key.
 
-Only what *contradicts* counts. Two honest learners never attest different digests of one key. A
+Only a *contradiction* counts. Two honest learners never attest different digests of one key. A
 digest that is late, or missing, or of another anchor, is evidence of nothing: rounds may be faster
 than beats, and a peer may be of a former version.
 
@@ -41,7 +41,7 @@ FORKED = "{} has something else in its anchor of fragment {} than this learner, 
 
 @dataclass(slots=True)
 class _Told:
-    """What one process attests."""
+    """The digests that one process attests."""
 
     #: The model that it has.
     genesis: bytes
@@ -52,7 +52,7 @@ class _Told:
 
 
 class Attestations:
-    """What the peers attest that this learner hears itself."""
+    """The digests that peers attest in their beats to this learner."""
 
     def __init__(self, state: EngineState, majority: Majority) -> None:
         self.state = state
@@ -60,7 +60,7 @@ class Attestations:
         self._told: dict[PeerId, _Told] = {}
 
     def heard(self, beat: Beat) -> None:
-        """Remember what a beat attests, and tell the user if it is not what this learner has."""
+        """Remember what a beat attests, and tell the user if this learner has something else."""
         roster = self.state.roster
         if len(self._told) > len(roster.peers):
             self._told = {id: told for id, told in self._told.items() if roster.find(id)}
@@ -83,8 +83,8 @@ class Attestations:
             self.state.emit(Event("forked", FORKED.format(peer.name, p), facts))
 
     def expected(self, anchor: State) -> bytes:
-        """The digest of what must be in a whole anchor that is handed over; `ANY` if it may be
-        anything. A learner that is stuck takes anything."""
+        """The digest that a whole anchor must have when it is handed over; `ANY` if any will do. A
+        learner that is stuck takes anything."""
         if self.state.is_me(anchor.peer) or not self.state.policies.limits.majority:
             return ANY
         said = self._said(anchor.fragment, anchor.lineage)
@@ -95,7 +95,7 @@ class Attestations:
         return most
 
     def _said(self, p: int, lineage: Lineage) -> dict[PeerId, bytes]:
-        """What the live peers attest of one anchor, those that have trained its model."""
+        """The digests that live peers attest of one anchor, if they have trained its model."""
         said: dict[PeerId, bytes] = {}
         for beat in self.state.live_beats():
             told = self._told.get(beat.peer)

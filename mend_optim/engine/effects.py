@@ -153,7 +153,7 @@ class Install:
     """Take whole anchors."""
 
     states: tuple[State, ...]
-    #: What must be in each of them; empty if anything may: see `engine/attestations.py`.
+    #: The digest that each of them must have; empty if any will do: see `engine/attestations.py`.
     contents: tuple[bytes, ...] = ()
     #: Whether this learner's pending offer is in them.
     merged_own_offer: bool
@@ -185,7 +185,7 @@ class Retake:
     optimizer's moments of these parameters begin anew."""
 
     fragment: int
-    #: What is wrong with the weights, or why else their progress is given up.
+    #: The fault of the weights, or another reason to give up their progress.
     reason: str
 
 

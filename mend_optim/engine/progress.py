@@ -93,7 +93,7 @@ class Progress(Accounts):
         #: By order of moment: the last version whose mean includes this learner's moments.
         #: Invariant: at most the lineage's version.
         self.averaged: dict[str, int] = {}
-        #: What is in the last anchors.
+        #: The digests of the last anchors.
         self.held = Held()
         #: The digests of the last anchors, oldest first.
         self._had: dict[bytes, None] = {lineage.digest: None}

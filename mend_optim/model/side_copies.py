@@ -3,9 +3,9 @@
     snapshot     training stream: parameters → room on the GPU     worker: room → host
     correction   worker: host → GPU                                training stream: one addition
 
-A copy inside of a GPU is some forty times faster than one to the host. So the training stream gives
-up one copy inside of the GPU and one addition per sync, and neither it nor the training thread
-waits for the bus. The room is one fragment in float32.
+A copy inside of a GPU is some thirty times faster than one to the host. So the training stream
+gives up one copy inside of the GPU and one addition per sync, and neither it nor the training
+thread waits for the bus. The room is one fragment in float32.
 
 The worker moves the bytes through two small pieces of pinned memory. To pin all host memory of the
 rounds would take it from the system, and would hold up launches for as long as pinning takes."""
@@ -74,7 +74,7 @@ class SideCopies:
             return None
 
     def take_out(self, room: Tensor, out: Tensor, plus: Tensor | None = None) -> None:
-        """Copy what the training stream puts into `room` to the host, once `ready` is called.
+        """Copy the values that the training stream puts into `room` to the host: see `ready`.
 
         Args:
             room: on the GPU.

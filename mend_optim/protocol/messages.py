@@ -145,7 +145,7 @@ class Rumor:
 
 
 class Content(NamedTuple):
-    """What is in an anchor: see `engine/attestations.py`."""
+    """The content of an anchor: see `engine/attestations.py`."""
 
     key: Key
     #: The digest of its bytes. Invariant: not empty.
@@ -163,7 +163,7 @@ class Report:
     #: For a fragment that is an added parameter group, a digest of the group's names, shapes and
     #: dtypes; empty for the others. The hello may have come too early to compare the group.
     group: bytes = b""
-    #: What is in the last anchor of which the sender knows that; None before the first round.
+    #: The content of the last anchor of which the sender has a digest; None before the first round.
     content: Content | None = None
 
 

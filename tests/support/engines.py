@@ -151,7 +151,7 @@ class DrivenEngine:
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
         learner. `reaches`: those that it reaches; None: it does not say.
-        `content`: what is in its last anchor; None: it does not say."""
+        `content`: of its last anchor; None: it does not say."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"

@@ -246,7 +246,7 @@ def test_a_correction_that_was_brought_is_the_same_one() -> None:
 
 
 class HostEvent:
-    """Of a stream that does at once what it is given. The host waits for it all the same."""
+    """Of a stream that does everything at once. The host waits for it all the same."""
 
     waits = 0
 

@@ -79,7 +79,7 @@ class Cluster:
         self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
         self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # authors of its checkpoint
-        # By a process as it was called at its start: what it was called later.
+        # By the first identity of a process: its later ones.
         self.renamed: defaultdict[PeerId, set[PeerId]] = defaultdict(set)
         self.training, self.trained = True, 0
         # Faults injected and decisions taken; tests assert that they happened.

@@ -81,7 +81,7 @@ class Swapping(InsiderCluster):
         assert self.until(lambda: fragment.lineage.version > behind + 2, 2 * BESIDE_S)
 
     def refusals(self) -> list[Refused]:
-        """What the honest have refused."""
+        """The refusals of the honest learners."""
         return [
             refused
             for name in self.honest_names
@@ -188,25 +188,24 @@ def rows(cluster: Cluster) -> list[Any]:
     ]
 
 
-def halves(seed: int) -> Cluster:
-    """Four learners of which two and two merge among themselves for a while."""
+def parted(seed: int, count: int) -> Cluster:
+    """Four learners, of which the first `count` and the others merge among themselves for a
+    while."""
     cluster = Cluster(4, seed, policies(quorum=1), loss=0.05)
     cluster.start_all()
     cluster.run(TRIAL_S)
-    cluster.partition(cluster.names[:2], 40.0)
+    cluster.partition(cluster.names[:count], 40.0)
     cluster.run(40.0 + BESIDE_S)
     assert cluster.settle()
     return cluster
+
+
+def halves(seed: int) -> Cluster:
+    return parted(seed, 2)
 
 
 def one_and_three(seed: int) -> Cluster:
-    cluster = Cluster(4, seed, policies(quorum=1), loss=0.05)
-    cluster.start_all()
-    cluster.run(TRIAL_S)
-    cluster.partition(cluster.names[:1], 40.0)
-    cluster.run(40.0 + BESIDE_S)
-    assert cluster.settle()
-    return cluster
+    return parted(seed, 1)
 
 
 def with_slow_beats(seed: int) -> Cluster:

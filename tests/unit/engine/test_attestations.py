@@ -285,7 +285,7 @@ def shows(engine: DrivenEngine, peer: PeerId, lineage: Lineage, digest: bytes) -
 
 
 def installed(engine: DrivenEngine) -> list[bytes]:
-    """What is to be in the anchors that are installed."""
+    """The digests that the installed anchors must have."""
     return [content for job in engine.jobs(Install) for content in job.contents]
 
 

@@ -59,7 +59,7 @@ def test_an_errand_that_waits_for_others_does_not_hold_up_the_end() -> None:
 
 
 def test_the_courier_may_end_itself() -> None:
-    """Whoever drops the last reference to an optimizer closes it."""
+    """The thread that drops the last reference to an optimizer closes it."""
     courier = Courier()
     courier.put(lambda: courier.end(PATIENCE_S)).wait()
     courier.end(PATIENCE_S)

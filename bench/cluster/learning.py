@@ -127,11 +127,11 @@ def run() -> Iterator[Result]:
 # ── many runs ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure_all(runs: Sequence[Run], jobs: int) -> Iterator[Record]:
+def measure_all(runs: Sequence[Run], jobs: int, device: str = "cpu") -> Iterator[Record]:
     """The records of all runs, as they finish; `jobs` processes at a time, one for each run. A run
     that fails is reported on stderr, and the others go on."""
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_in_process, run): run for run in runs}
+        futures = {pool.submit(_in_process, run, device): run for run in runs}
         try:
             for future in as_completed(futures):
                 outcome, fault = future.result()
@@ -143,11 +143,11 @@ def measure_all(runs: Sequence[Run], jobs: int) -> Iterator[Record]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_process(run: Run) -> tuple[Outcome | None, str]:
+def _in_process(run: Run, device: str) -> tuple[Outcome | None, str]:
     """The outcome of a run in a process of its own, or its fault."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(run, sender), daemon=True)
+    process = context.Process(target=_answer, args=(run, device, sender), daemon=True)
     process.start()
     sender.close()
     try:
@@ -158,9 +158,9 @@ def _in_process(run: Run) -> tuple[Outcome | None, str]:
     return answer
 
 
-def _answer(run: Run, sender: Connection) -> None:
+def _answer(run: Run, device: str, sender: Connection) -> None:
     try:
-        sender.send((measure(run), ""))
+        sender.send((measure(run, device), ""))
     except BaseException:
         sender.send((None, traceback.format_exc()))
 
@@ -232,6 +232,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--arms", nargs="+", choices=ARMS, default=list(COMPARED))
     add("--jobs", type=int, default=1, help="runs at a time")
+    add("--device", default="cpu", help="where the models are; a file has runs of one device")
     add("--out", type=Path, help="append each run to this file; runs that are in it are done")
     add("--report", type=Path, metavar="FILE", help="print tables of this file, and run nothing")
     add("--pictures", type=Path, metavar="FOLDER", help="with --report: the curves go there")
@@ -279,7 +280,7 @@ def main(words: Sequence[str] | None = None) -> int:
     runs = [run for chosen in selections(arguments) for run in plan(chosen)]
     missing = sorted((run for run in runs if run not in done), key=lambda run: run.steps)
     print(f"{len(runs) - len(missing)} runs are done, {len(missing)} to go", file=sys.stderr)
-    for count, record in enumerate(measure_all(missing, arguments.jobs), start=1):
+    for count, record in enumerate(measure_all(missing, arguments.jobs, arguments.device), start=1):
         done[record.run] = record
         if arguments.out:
             append(arguments.out, record)

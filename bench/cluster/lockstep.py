@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bench.cluster.learners import delay_offers
 from bench.cluster.runs import AUTO, PARALLEL, QUARTERS, Outcome, Run, runs_freely, sync_every
-from bench.cluster.tasks import TASKS, Task
+from bench.cluster.tasks import TASKS, Task, on_device
 from mend_optim import Adoption, DiLoCoNesterov, MendOptimizer, Timing
 
 WARMUP = 50  # steps
@@ -63,10 +63,10 @@ class Trace(NamedTuple):
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(run: Run) -> Outcome:
-    """The outcome of a run, in this process."""
+def measure(run: Run, device: str = "cpu") -> Outcome:
+    """The outcome of a run, in this process. The models are on `device`."""
     torch.set_num_threads(1)
-    task = TASKS[run.task]()
+    task = on_device(TASKS[run.task](), device)
     started = time.monotonic()
     trace = _together(run, task) if run.arm in MERGING else _by_itself(run, task)
     return Outcome(
@@ -134,7 +134,7 @@ def _curve(losses: Sequence[float]) -> Iterator[float]:
 def _digest(model: nn.Module) -> str:
     content = hashlib.sha256()
     for parameter in model.parameters():
-        content.update(parameter.detach().numpy().tobytes())
+        content.update(parameter.detach().cpu().numpy().tobytes())
     return content.hexdigest()
 
 

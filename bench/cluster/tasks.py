@@ -41,6 +41,22 @@ class Task:
         return sum(losses) / sum(len(x) for x, _ in self.held_out)
 
 
+def on_device(task: Task, device: str) -> Task:
+    """The task with its models and batches on `device`. They are drawn on the host, so that they
+    are the same everywhere."""
+
+    def there(batch: Batch) -> Batch:
+        x, y = batch
+        return x.to(device), y.to(device)
+
+    return Task(
+        model=lambda: task.model().to(device),
+        inner=task.inner,
+        draw=lambda generator, size: there(task.draw(generator, size)),
+        held_out=tuple(there(batch) for batch in task.held_out),
+    )
+
+
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────
 
 CONTEXT, WIDTH, LAYERS, HEADS = 64, 64, 2, 4

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mend_optim.errors import UsageError
+from mend_optim.model.graph_capture import beside_captures
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
 from mend_optim.ranks.copies_check import NONE, CopiesCheck, said
@@ -181,7 +182,9 @@ class RankTraffic:
 
         def carry() -> None:
             if compares:
-                self._copies.refuse_strange(names, self._carrier.tell(said(samples)))
+                with beside_captures():
+                    line = said(samples)
+                self._copies.refuse_strange(names, self._carrier.tell(line))
             ready()
             self._carrier.collect(p, flat, collected and collected.values)
             for name in moments:

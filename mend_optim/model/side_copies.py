@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.model.copies import Ready
+from mend_optim.model.graph_capture import beside_captures
 
 #: Bytes of each of the two pieces of pinned memory.
 PIECE = 16 << 20
@@ -160,15 +161,15 @@ class SideCopies:
 def _on(stream: torch.cuda.Stream) -> Iterator[None]:
     """Use a stream, and its device. A thread of its own would otherwise go back to the first GPU,
     and take memory there."""
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+    with beside_captures(), torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
 
 
 def _carry_out(snapshot: _Snapshot, stream: torch.cuda.Stream) -> None:
-    stream.wait_event(snapshot.event)
     # Each piece of pinned memory is emptied while the other one fills.
     underway: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
     with _on(stream):
+        stream.wait_event(snapshot.event)
         pieces = _pieces(snapshot.room)
         for number, (start, stop) in enumerate(_spans(snapshot.room)):
             if len(underway) == len(pieces):
@@ -198,7 +199,7 @@ def _carried_in(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
             piece.copy_(tensor[start:stop])
             there[start:stop].copy_(piece, non_blocking=True)
             empty.append(_mark(stream))
-    stream.synchronize()
+        stream.synchronize()
     return there
 
 

@@ -307,17 +307,22 @@ def test_compiled_model(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 def test_a_captured_forward_and_backward_pass(mode: str) -> None:
-    """Gradients come from a graph that is captured beside rounds, and replayed."""
+    """Gradients come from a graph that is captured beside rounds, and replayed. The other learner
+    does not train meanwhile: in "global" mode no thread of the process may allocate."""
     graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
     steps: dict[int, int] = {}
+    meeting = threading.Barrier(2)
 
     def step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
         steps[id(m)] = steps.get(id(m), 0) + 1
-        if optimizer.name != "a" or steps[id(m)] < 2 * EVERY:
+        if steps[id(m)] == 2 * EVERY:
+            meeting.wait(60)
+            if optimizer.name == "a":
+                graphs[id(m)] = captured(m, x)
+            meeting.wait(60)
+        if id(m) not in graphs:
             plain_step(m, optimizer, x)
             return
-        if id(m) not in graphs:
-            graphs[id(m)] = captured(m, x)
         graph, inputs = graphs[id(m)]
         inputs.copy_(x)
         graph.replay()
@@ -337,6 +342,34 @@ def test_a_captured_forward_and_backward_pass(mode: str) -> None:
 
     check(together(adamw, step))
     assert graphs
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_copies_are_made_while_a_graph_is_captured(mode: str) -> None:
+    """Of sizes for which torch has no memory left over, so that it has to be taken meanwhile."""
+    numel = 3 * PIECE + 1
+    side, values = SideCopies(torch.device("cuda", 0)), torch.randn(numel)
+    room, out = side.room(numel), torch.empty(numel)
+    assert room is not None
+    x, y = (room.copy_(values)[:1024].clone() for _ in range(2))
+    side.take_out(room, out)
+    ready, brought = side.ready(), []
+
+    def work() -> None:
+        ready()
+        brought.append(side.bring([values]))
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph, worker = torch.cuda.CUDAGraph(), threading.Thread(target=work)
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        worker.start()
+        worker.join()
+        y.add_(x)
+    graph.replay()
+    assert torch.equal(out, values)
+    assert torch.equal(brought[0][0].cpu(), values)
+    assert torch.equal(y.cpu(), 2 * values[:1024])
 
 
 def test_a_step_that_is_captured_is_refused() -> None:

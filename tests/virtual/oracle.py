@@ -15,6 +15,7 @@ from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.progress import Motion
 from mend_optim.protocol.lineage import FORGOTTEN, Key, Lineage, PeerId, rollbacks
+from mend_optim.protocol.messages import Seal
 from tests.virtual.units import Vector
 
 if TYPE_CHECKING:
@@ -180,6 +181,11 @@ class Oracle:
         """A round refused an offer, and every learner tells whose. If the author is gone by then,
         nobody else counts its work."""
         self.named.add((p, author))
+
+    def unpublished(self, seal: Seal) -> None:
+        """A seal dies with its sealer. It would have told whose offers the round refused."""
+        for i in getattr(seal.sections.get("sizes"), "outsized", {}):
+            self.refused(seal.fragment, seal.members[i].peer.name)
 
     def worked(self, learner: Learner, unit: Any) -> None:
         for p in range(len(learner.weights)):

@@ -357,6 +357,7 @@ class Learner:
         """A message leaves, unless the sender dies just before it, or just after."""
         publishes = isinstance(effect.message, Seal) and effect.reply == EXCHANGE
         if publishes and self.cluster.caught(self, "sealed"):
+            self.cluster.oracle.unpublished(effect.message)
             return
         if isinstance(effect.message, Call) and self.cluster.caught(self, "collecting"):
             return

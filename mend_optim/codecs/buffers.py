@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -17,6 +19,11 @@ Reference = weakref.ref[Base]
 
 #: Bytes. A smaller buffer is not worth keeping.
 SMALL = 1 << 16
+#: Bytes. A greater buffer has pages of its own. The C library would keep those of less than 32 MB
+#: for itself when they are dropped.
+LARGE = 1 << 20
+#: Takes between two looks at what nobody needs. Every fragment takes some buffers per round.
+LOOK = 32
 
 
 class Buffers:
@@ -24,11 +31,19 @@ class Buffers:
     than copies, so a buffer of 100 MB is worth keeping. A slice of it, or a packet being sent,
     keeps it alive by itself.
 
-    Tensors come in few sizes, those of fragments. Bytes come in any size, rounded up to a power of
-    two: otherwise a peer that sends another size every time would fill the memory."""
+    Tensors come in few sizes, those of fragments, and those of nearly one size share buffers. Bytes
+    come in any size, rounded up to a power of two: otherwise a peer that sends another size every
+    time would fill the memory.
+
+    When a learner joins, or gives up all its disagreements at once, it needs several times the
+    buffers that its rounds need. So those go back to the system that were free all the time while
+    the last `LOOK` buffers were taken."""
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[Base]] = defaultdict(list)
+        #: By size, how many buffers were free at the least, since the last look.
+        self._idle: dict[int, int] = {}
+        self._taken = 0
         #: By the id of a reference to what was handed out: that reference, and where the buffer
         #: goes back to.
         self._lent: dict[int, tuple[Reference, list[Base], Base]] = {}
@@ -38,14 +53,17 @@ class Buffers:
     def take(self, numel: int) -> Tensor:
         """A flat float32 buffer of `numel` elements, with arbitrary content."""
         self._collect()
-        free = self._free[numel]
+        self._let_go()
+        size = _size(numel)
+        free = self._free[size]
         try:
             base = free.pop()
         except IndexError:
-            base = torch.empty(numel, dtype=torch.float32, device="cpu").numpy()
+            base = _memory(size)
+        self._idle[size] = min(self._idle.get(size, 0), len(free))
         # The reference is to this view, because torch's storage holds it and slices share it. The
         # tensor object handed out may die before its slices do, and arrays of it refer to `base`.
-        lent = base.view()
+        lent = base[:numel]
         # The last holder may be the training thread, anywhere. Ctrl-C, which Python raises between
         # any two of its own instructions, is lost in a callback that has such.
         reference = weakref.ref(lent, self._back.append)
@@ -70,3 +88,36 @@ class Buffers:
                 return
             _, free, base = self._lent.pop(id(reference))
             free.append(base)
+
+    def _let_go(self) -> None:
+        """Now and then, give back to the system what nobody has needed since the last time. The
+        buffers at a list's begin have waited for longest."""
+        self._taken += 1
+        if self._taken % LOOK:
+            return
+        for size, free in list(self._free.items()):
+            del free[: self._idle.get(size, 0)]
+            self._idle[size] = len(free)
+
+
+def _size(numel: int) -> int:
+    """The size of the buffers that serve `numel` elements: up to an eighth more. Memory that nobody
+    touches costs nothing."""
+    step = 1 << max(0, numel.bit_length() - 4)
+    return -(-numel // step) * step
+
+
+def _memory(numel: int) -> Base:
+    """New memory for float32, with arbitrary content."""
+    if 4 * numel < LARGE:
+        return np.empty(numel, dtype=np.float32)
+    # A mapping that is private to this process: its children don't see what comes later.
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    try:
+        pages = mmap.mmap(-1, 4 * numel, **private)
+    except OSError as fault:
+        raise MemoryError(f"the system has no {4 * numel} bytes more") from fault
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # To touch 100 MB for the first time takes a third of the time then, as numpy knows, too.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype=np.float32)

@@ -497,8 +497,8 @@ RANK_MUTANTS = (
         "what-began-alike-is-offered",
         8,
         "rank_traffic",
-        "                self._copies.refuse_strange(names, self._carrier.tell(said(samples)))",
-        "                self._carrier.tell(said(samples))",
+        "                self._copies.refuse_strange(names, self._carrier.tell(line))",
+        "                self._carrier.tell(line)",
         of("ranks/test_merging", "began_alike"),
     ),
     mutant(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import warnings
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs import buffers as pool
+from mend_optim.codecs.buffers import LOOK, Buffers, _size
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.registry import decode_packet
 from mend_optim.protocol.messages import Packet
@@ -104,3 +111,98 @@ def test_bytes_of_ever_other_sizes_take_no_more_memory_for_ever() -> None:
         seen.add(np.frombuffer(held, dtype=np.uint8).ctypes.data)
         del held
     assert len(seen) == 1
+
+
+# ── what goes back to the system ──────────────────────────────────────────────────────────────────
+
+
+def places(buffers: Buffers, count: int, numel: int = 8) -> set[int]:
+    """Where so many buffers are that are lent at a time."""
+    return {buffer.data_ptr() for buffer in [buffers.take(numel) for _ in range(count)]}
+
+
+def free(buffers: Buffers) -> int:
+    buffers._collect()
+    return sum(map(len, buffers._free.values()))
+
+
+def test_buffers_that_nobody_needs_any_more_go_back() -> None:
+    """As a learner needs many when it joins, and few in its rounds."""
+    buffers = Buffers()
+    assert len(places(buffers, 10)) == 10
+    assert free(buffers) == 10
+    for _ in range(2 * LOOK):
+        places(buffers, 1)
+    assert free(buffers) == 1
+
+
+def test_buffers_of_sizes_that_nobody_takes_any_more_go_back() -> None:
+    buffers = Buffers()
+    places(buffers, 10, 8)
+    for _ in range(3 * LOOK):
+        places(buffers, 1, 4)
+    assert free(buffers) == 1
+
+
+def test_buffers_that_are_needed_now_and_then_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Mock(wraps=pool._memory)
+    monkeypatch.setattr(pool, "_memory", new)
+    buffers = Buffers()
+    for _ in range(LOOK):
+        for _ in range(5):
+            places(buffers, 1)
+        places(buffers, 3)
+    assert new.call_count == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_buffers_go_back_to_the_system() -> None:
+    """The C library keeps blocks of this size once one of them was freed."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    buffers, numel = Buffers(), 1 << 19
+    np.ones(4 * numel, dtype=np.float32)  # a greater block, which is freed at once
+    before = resident()
+    held = [buffers.take(numel).fill_(1) for _ in range(50)]
+    top = torch.ones(numel)  # no block below this one goes back from the C library
+    full = resident() - before
+    assert full > 50 * 4 * numel * 0.9
+    held.clear()
+    for _ in range(2 * LOOK):
+        buffers.take(numel)
+    assert resident() - before < full / 5
+    assert top.sum() == numel
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_write_to_buffers() -> None:
+    buffer = Buffers().take(1 << 19).fill_(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child needs not
+        child = os.fork()
+    if not child:
+        buffer[:8] = 2
+        os._exit(0 if buffer[0] == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(buffer, torch.ones(1 << 19))
+
+
+def test_fragments_of_nearly_one_size_share_buffers() -> None:
+    buffers = Buffers()
+    where = buffers.take(1000).data_ptr()
+    other = buffers.take(990)
+    assert (other.numel(), other.untyped_storage().nbytes()) == (990, 3960)
+    assert other.data_ptr() == where
+
+
+@given(st.integers(0, 2**40))
+def test_a_buffer_has_up_to_an_eighth_more_than_is_asked_for(numel: int) -> None:
+    assert numel <= _size(numel) <= numel + numel // 8
+    assert _size(_size(numel)) == _size(numel)
+
+
+def test_without_memory_the_fault_says_how_much_was_asked_for() -> None:
+    with pytest.raises(MemoryError, match=str(4 << 50)):
+        Buffers().take(1 << 50)

@@ -72,8 +72,8 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
 async def _outcome(task: asyncio.Future[Any], seconds: float | None) -> Any:
     """Return the task's result, or raise `PeerError` if it fails or takes too long. It is not
     cancelled."""
-    # retrieves the exception even if the waiting task was cancelled, or asyncio would log it
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    # even if the waiting task was cancelled, or asyncio would log it
+    task.add_done_callback(_retrieve)
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
@@ -88,6 +88,12 @@ async def _outcome(task: asyncio.Future[Any], seconds: float | None) -> Any:
         # refers to the exception, that circle would keep the RPC and its connection until the
         # garbage collector runs.
         del task
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Take the exception of a task that is over, if it has one."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _as_fault(fault: Any) -> PeerError:
@@ -146,6 +152,25 @@ class Served(Rpc):
 class Dialled(Rpc):
     """The caller's end. Use it as a context: leaving it ends the RPC, whatever happened."""
 
+    #: Is over once the RPC has gone out on a connection. None before the first write.
+    _going_out: asyncio.Future[None] | None = None
+
+    async def write(self, frame: bytes) -> None:
+        """As every stream's. gRPC never ends a write to an RPC that is cancelled before it has gone
+        out, and asyncio would tell the user of each. Such a write holds no message of gRPC's yet,
+        so it is cancelled."""
+        if self._going_out is None:
+            self._going_out = asyncio.ensure_future(self._rpc.wait_for_connection())
+            self._going_out.add_done_callback(_retrieve)
+        self._counter.sent += len(frame)
+        writing = asyncio.ensure_future(self._rpc.write(frame))
+        try:
+            await _outcome(writing, self._patience_s)
+        finally:
+            if not self._going_out.done():
+                writing.cancel()
+            del writing  # see `_outcome`
+
     async def accepted(self) -> None:
         """Wait until the other end has opened the stream, too."""
         await self._run(self._rpc.initial_metadata(), self._patience_s)
@@ -160,3 +185,5 @@ class Dialled(Rpc):
 
     def __exit__(self, *fault: object) -> None:
         self._rpc.cancel()
+        if self._going_out:
+            self._going_out.cancel()

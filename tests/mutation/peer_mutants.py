@@ -124,6 +124,22 @@ PEER_MUTANTS = (
         "await within(operation, seconds)",
         of("unit/transport/test_stream"),
     ),
+    Mutant(
+        "writes-to-nobody-stay",
+        7,
+        "transport/stream",
+        "            if not self._going_out.done():\n                writing.cancel()\n",
+        "",
+        of("unit/transport/test_stream"),
+    ),
+    Mutant(
+        "the-wait-for-nobody-stays",
+        7,
+        "transport/stream",
+        "        if self._going_out:\n            self._going_out.cancel()\n",
+        "",
+        of("unit/transport/test_stream"),
+    ),
     # Frames.
     unchecked("chunks-without-a-header", "transport/frames", "self._header is not None", FRAMES),
     unchecked("headers-within-a-message", "transport/frames", "self._header is None", FRAMES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +139,26 @@ def test_the_end_of_an_rpc_ends_a_read_that_nobody_waits_for() -> None:
         return reads[0].done() and not reads[0].cancelled(), details
 
     assert asyncio.run(serve_and_give_up()) == (True, "that took too long")
+
+
+def test_of_a_write_to_a_peer_that_never_answered_nothing_is_left() -> None:
+    """With gRPC's own RPC, which is cancelled before it has a connection."""
+
+    async def write(channel: grpc.aio.Channel) -> None:
+        with Dialled(channel.stream_stream("/a/Serve")(), Counter(), patience_s=60) as stream:
+            await stream.write(b"x")
+
+    async def give_up() -> set[asyncio.Task[Any]]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}") as channel:
+                writing = asyncio.ensure_future(write(channel))
+                for _ in range(5):
+                    await asyncio.sleep(0)  # it begins
+                writing.cancel()
+                others = asyncio.all_tasks() - {asyncio.current_task()}
+                return (await asyncio.wait(others, timeout=10))[1]
+
+    assert asyncio.run(give_up()) == set()
 
 
 class Answered:

@@ -88,11 +88,16 @@ def life(
                 optimizer.count_tokens(10)
                 step(optimizer, wave(i, s))
 
-        def look(i: int, optimizer: MendOptimizer) -> None:
+        def go_on(i: int, optimizer: MendOptimizer) -> None:
+            """They step on after a rest, so they may be a round apart: the one that steps first
+            does not wait for one at rest. Each rests again by itself, or it would keep the other
+            one waiting after its last step."""
+            steps(i, optimizer)
             with optimizer.global_weights():
                 saved[i] = optimizer.state_dict()
+            assert optimizer.synchronize(PATIENCE_S)
 
-        def go_on(i: int, optimizer: MendOptimizer) -> None:
+        def resume(i: int, optimizer: MendOptimizer) -> None:
             """They join again, perhaps not at the same step: at rest, nobody is waited for."""
             steps(i, optimizer)
             optimizer.synchronize(PATIENCE_S)
@@ -105,9 +110,8 @@ def life(
         early = copies(optimizers)
         both(lambda i, optimizer: optimizer.add_param_group({"params": [others[i]]}))
         settle(optimizers)
-        both(steps)
-        both(look)
-        both(lambda i, optimizer: optimizer.synchronize(PATIENCE_S))
+        both(go_on)
+        settle(optimizers)
         both(lambda i, optimizer: optimizer.reset_progress())
         drive(optimizers, 2, wave)  # what was made in the mode is used outside of it
         both(steps)
@@ -115,7 +119,7 @@ def life(
         both(lambda i, optimizer: optimizer.finish(PATIENCE_S))
         ended = copies(optimizers)
         both(lambda i, optimizer: optimizer.load_state_dict(saved[i]))
-        both(go_on)
+        both(resume)
         return early, ended
 
 

@@ -4,10 +4,15 @@
                 │
                 └── it does not come ──▶ its peer is doubted, and another one asked
 
-One peer at a time is asked for a fragment."""
+One peer at a time is asked for a fragment.
+
+A sealer whose anchor is not believed is asked for seals alone. If it has none on our anchor, it
+hands over its whole one, which is held. That is no failure: the peer is asked for no seals for a
+while, but its anchor is to be had as soon as it is believed."""
 
 from __future__ import annotations
 
+from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
 from mend_optim.engine.pending import Pending
@@ -26,6 +31,8 @@ class Pulling:
     def __init__(self, state: EngineState, majority: Majority) -> None:
         self.state = state
         self.majority = majority
+        #: The peers that have handed over whole anchors where only a seal was to be had.
+        self._seal_less = Claims()
 
     def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
         """Pull a greater anchor, unless its seal is about to come down the stream that our offer
@@ -92,7 +99,8 @@ class Pulling:
         it is believed, and more than a round ahead, it comes sooner as a whole."""
         state, p = self.state, fragment.fragment
         whole = whole or (not seal_only and key.version > fragment.lineage.version + 1)
-        if p not in state.wants and not state.claims.doubts(peer):
+        doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
+        if p not in state.wants and not doubted:
             until = now + state.policies.timing.round_timeout_s
             state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)
             state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
@@ -116,24 +124,30 @@ class Pulling:
         """The worker has installed the whole anchors of a peer, or refused their bytes."""
         if kept:
             self.state.claims.kept(peer)
+            self._seal_less.kept(peer)
         elif not self.state.is_me(peer):
             self.doubt(now, peer, now)
 
     def doubt(self, now: float, peer: PeerId, since: float) -> None:
         """An anchor that was asked for at `since` did not come."""
+        self._wait(now, self.state.claims, peer, since)
+
+    def _wait(self, now: float, claims: Claims, peer: PeerId, since: float) -> None:
         state = self.state
-        until = state.claims.failed(now, peer, now - since, state.policies.timing.beat_s)
+        until = claims.failed(now, peer, now - since, state.policies.timing.beat_s)
         state.wake_by(until)
 
     def expire(self, now: float) -> None:
         """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
         else has them, too."""
         state = self.state
-        state.claims.expire(now, state.roster.peers)
+        for claims in (state.claims, self._seal_less):
+            claims.expire(now, state.roster.peers)
         alive = state.roster.alive()
         for p, wanted in list(state.wants.items()):
             if now >= wanted.until:
-                self.doubt(now, wanted.peer, wanted.since)
+                claims = self._seal_less if wanted.seal_only and wanted.held else state.claims
+                self._wait(now, claims, wanted.peer, wanted.since)
             if now >= wanted.until or wanted.peer not in alive:
                 del state.wants[p]
         switch = state.switch

@@ -6,6 +6,7 @@ from tests.mutation.mutant_list import Mutant, of
 
 TESTS = of("unit/engine/test_majority")
 FIRST = of("unit/engine/test_first_weights")
+SEAL_LESS = of("unit/engine/test_seal_less")
 RULES, TAKING, PULLING = "engine/majority", "engine/adoption", "engine/pulling"
 
 
@@ -15,6 +16,10 @@ def mutant(name: str, old: str, new: str, room: str = RULES) -> Mutant:
 
 def of_newcomers(name: str, old: str, new: str) -> Mutant:
     return Mutant(name, 4, "engine/first_weights", old, new, FIRST)
+
+
+def of_the_seal_less(name: str, old: str, new: str) -> Mutant:
+    return Mutant(name, 4, PULLING, old, new, SEAL_LESS)
 
 
 MAJORITY_MUTANTS = (
@@ -123,4 +128,40 @@ MAJORITY_MUTANTS = (
     mutant("rests-make-patient", "if not (self.rested or resting):", "if True:"),
     mutant("a-rest-is-forgotten", "self.rested = self.rested or resting", "pass"),
     mutant("nothing-is-held", "if not is_believed and not", "if not", PULLING),
+    # A peer without a seal on our anchor hands over its whole one.
+    of_the_seal_less(
+        "a-whole-anchor-for-a-seal-is-a-failure",
+        "claims = self._seal_less if wanted.seal_only and wanted.held else state.claims",
+        "claims = state.claims",
+    ),
+    of_the_seal_less(
+        "no-answer-is-no-failure",
+        "if wanted.seal_only and wanted.held else",
+        "if wanted.seal_only else",
+    ),
+    of_the_seal_less(
+        "any-anchor-will-do",
+        "if wanted.seal_only and wanted.held else",
+        "if wanted.held else",
+    ),
+    of_the_seal_less(
+        "the-seal-less-are-asked-for-seals-all-the-time",
+        " or (seal_only and self._seal_less.doubts(peer))",
+        "",
+    ),
+    of_the_seal_less(
+        "the-seal-less-are-asked-for-nothing",
+        "(seal_only and self._seal_less.doubts(peer))",
+        "self._seal_less.doubts(peer)",
+    ),
+    of_the_seal_less(
+        "the-seal-less-stay-so",
+        "            self._seal_less.kept(peer)\n",
+        "",
+    ),
+    of_the_seal_less(
+        "the-seal-less-are-never-asked-again",
+        "for claims in (state.claims, self._seal_less):",
+        "for claims in (state.claims,):",
+    ),
 )

@@ -593,8 +593,8 @@ SEAL_MUTANTS = (
         "a-doubted-peer-is-asked",
         4,
         "engine/pulling",
-        "if p not in state.wants and not state.claims.doubts(peer):",
-        "if p not in state.wants:",
+        "doubted = state.claims.doubts(peer) or",
+        "doubted =",
         CLAIMS,
     ),
     Mutant(

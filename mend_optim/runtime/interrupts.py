@@ -1,49 +1,91 @@
-"""Ctrl-C, held back where the training thread must not stop half-way.
+"""Signals, held back where the training thread must not stop half-way.
 
-Python calls the handler of SIGINT on the main thread, between any two steps of whatever that thread
-does. By default it raises `KeyboardInterrupt` there. In a notebook, the script then goes on with
-the same optimizer. A learner that was left half-way through a change would stop merging for ever,
-and its peers might wait for it."""
+Python calls the handler of a signal on the main thread, between any two steps of whatever that
+thread does. The handler may raise there: that of Ctrl-C does by default, and so do those of
+timeouts (SIGALRM) and of warnings before a preemption (SIGTERM, SIGUSR1). The script may then go on
+with the same optimizer. A learner that was left half-way through a change would stop merging for
+ever, and its peers might wait for it."""
 
 from __future__ import annotations
 
+# Each step asks for all handlers several times. The functions of `signal` take ten times as long as
+# those of `_signal` that they wrap, because they look each handler up in an enumeration.
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+#: The signals whose handlers may raise. The rest tell of faults of the process itself, of children,
+#: or of files.
+NAMES = ("INT", "TERM", "ALRM", "USR1", "USR2", "HUP", "QUIT", "VTALRM", "PROF", "XCPU", "BREAK")
+NUMBERS = tuple(
+    int(getattr(signal, "SIG" + name)) for name in NAMES if hasattr(signal, "SIG" + name)
+)
+
 
 class Uninterrupted:
-    """A context at whose end Ctrl-C takes effect, if it came within. Wait for nothing inside.
+    """A context at whose end signals take effect that came within. Wait for nothing inside.
 
-    It does nothing on other threads than the main one, where no handler is called, and nothing if
-    Ctrl-C calls no handler of Python's."""
+    It does nothing on other threads than the main one, where no handler is called, and nothing to
+    signals that call no handler of Python's."""
 
-    __slots__ = ("_former", "_held")
+    __slots__ = ("_former", "_held", "_within")
 
     def __init__(self) -> None:
-        #: The handler that it holds back; None if there is none.
-        self._former: Callable[[int, FrameType | None], Any] | None = None
-        #: The arguments for that handler; None if Ctrl-C has not come.
-        self._held: tuple[int, FrameType | None] | None = None
+        #: The handlers that it holds back, by the number of their signal.
+        self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        #: The signals that have come, in order, with the frame in which each did.
+        self._held: dict[int, FrameType | None] = {}
+        #: Whether signals are held back now.
+        self._within = False
 
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
-        former = signal.getsignal(signal.SIGINT)
-        if callable(former):
-            # First this: once the handler is replaced, nothing can come between the two.
-            self._former = former
-            signal.signal(signal.SIGINT, self._hold)
+        try:
+            for number in NUMBERS:
+                former = _signal.getsignal(number)
+                if callable(former):
+                    # First this: once the handler is replaced, the signal may come.
+                    self._former[number] = former
+                    _signal.signal(number, self._hold)
+        except BaseException:  # a handler that is not replaced yet has raised
+            self._restore()
+            raise
+        self._within = True
 
     def __exit__(self, *_: object) -> None:
-        former = self._former
-        if former is None:
+        if not self._former:
             return
-        signal.signal(signal.SIGINT, former)
-        if self._held is not None:
-            former(*self._held)
+        try:
+            self._restore()
+        finally:
+            self._within = False
+            self._deliver()
+
+    def _restore(self) -> None:
+        try:
+            for number, former in self._former.items():
+                _signal.signal(number, former)
+        except BaseException:  # a handler that is back has raised
+            self._restore()
+            raise
+
+    def _deliver(self) -> None:
+        """Call the handlers of the signals that came, also if one of them raises."""
+        if not self._held:
+            return
+        number = next(iter(self._held))
+        frame = self._held.pop(number)
+        try:
+            self._former[number](number, frame)
+        finally:
+            self._deliver()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._held = (number, frame)
+        if self._within:
+            self._held[number] = frame
+        else:  # code that ran within has kept this handler
+            self._former[number](number, frame)

@@ -1,5 +1,6 @@
 """Ctrl-C at any line of a step, after which the script goes on: as in a notebook, whose cell is
-stopped and run again."""
+stopped and run again. So may a script whose own handler of another signal raises: a timeout's, or
+that of a warning before a preemption."""
 
 from __future__ import annotations
 
@@ -23,15 +24,17 @@ LIBRARY = os.path.dirname(mend_optim.__file__)
 
 
 @pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGALRM)
+    former = [signal.signal(number, signal.default_int_handler) for number in numbers]
     yield
     sys.settrace(None)
-    signal.signal(signal.SIGINT, former)
+    for number, before in zip(numbers, former, strict=True):
+        signal.signal(number, before)
 
 
-def interrupted(optimizer: MendOptimizer, grad: float, at: int) -> int:
-    """Take a step, with Ctrl-C before the line number `at` of this library that it runs; 0: none.
+def interrupted(optimizer: MendOptimizer, grad: float, at: int, number: int) -> int:
+    """Take a step, with a signal before the line number `at` of this library that it runs; 0: none.
     Returns how many lines it ran before."""
     lines = 0
 
@@ -40,7 +43,7 @@ def interrupted(optimizer: MendOptimizer, grad: float, at: int) -> int:
         if event == "line":
             lines += 1
             if lines == at:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
         return line
 
     def call(frame: FrameType, _event: str, _: object) -> Any:
@@ -56,7 +59,8 @@ def interrupted(optimizer: MendOptimizer, grad: float, at: int) -> int:
     return lines
 
 
-def test_ctrl_c_at_any_line_of_a_step_leaves_the_learner_whole() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_a_signal_at_any_line_of_a_step_leaves_the_learner_whole(number: int) -> None:
     with cluster(descent(8.0), descent(8.0), sync_every=1) as (a, b):
         learner = a._learner
         assert learner is not None
@@ -65,7 +69,7 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_the_learner_whole() -> None:
             step(b, wave(1, at))
             # An anchor makes the coming step one that writes weights, and copies them.
             learner.wait(lambda: bool(learner.worker.mailbox), 0.25)
-            return interrupted(a, wave(0, at), at)
+            return interrupted(a, wave(0, at), at, number)
 
         longest = max(turn(0) for _ in range(10))
         for at in range(1, longest + 1):

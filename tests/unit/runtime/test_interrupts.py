@@ -1,4 +1,4 @@
-"""Ctrl-C inside a context in which it is held back."""
+"""Signals inside a context in which they are held back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ from collections.abc import Iterator
 
 import pytest
 
+from mend_optim.runtime import interrupts
 from mend_optim.runtime.interrupts import Uninterrupted
+
+OTHERS = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """What the handlers of other signals raise."""
+
+
+def stop(*_: object) -> None:
+    raise Stopped
 
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    """Python's own handler, which may not be that of the test run."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Python's own handler of Ctrl-C, which may not be that of the test run."""
+    former = [(number, signal.getsignal(number)) for number in (signal.SIGINT, *OTHERS)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, former)
+    for number, before in former:
+        signal.signal(number, before)
 
 
 def ctrl_c() -> None:
@@ -99,3 +112,87 @@ def test_another_thread_leaves_the_handler_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+def hit_by(*numbers: int) -> None:
+    with Uninterrupted():
+        for number in numbers:
+            signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_other_signals_take_effect_at_the_end(number: int) -> None:
+    signal.signal(number, stop)
+    ended = False
+
+    def hit() -> None:
+        nonlocal ended
+        with Uninterrupted():
+            signal.raise_signal(number)
+            ended = True
+
+    with pytest.raises(Stopped):
+        hit()
+    assert ended
+    assert signal.getsignal(number) is stop
+
+
+def test_signals_are_told_in_order_although_their_handlers_raise() -> None:
+    calls: list[int] = []
+
+    def tell(number: int, _: object) -> None:
+        calls.append(number)
+        raise Stopped
+
+    for number in (signal.SIGINT, *OTHERS):
+        signal.signal(number, tell)
+    with pytest.raises(Stopped):
+        hit_by(signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+    assert calls == [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM]
+    with pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGALRM)
+    assert calls[3:] == [signal.SIGALRM]
+
+
+def test_ctrl_c_while_handlers_are_replaced_or_restored_leaves_all_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C comes as soon as a handler is replaced, at the beginning or at the end."""
+    calls: list[int] = []
+
+    def tell(number: int, _: object) -> None:
+        calls.append(number)
+
+    for number in OTHERS:
+        signal.signal(number, tell)
+    replace = interrupts._signal.signal
+
+    def hit_in_one_call(at: int) -> None:
+        before = len(calls)
+        left = [at]
+
+        def replaced(number: int, handler: object) -> None:
+            replace(number, handler)
+            left[0] -= 1
+            if not left[0]:
+                ctrl_c()
+
+        monkeypatch.setattr(interrupts._signal, "signal", replaced)
+        with pytest.raises(KeyboardInterrupt):
+            hit_by(signal.SIGTERM, signal.SIGALRM)
+        monkeypatch.undo()
+        entered = len(OTHERS) + 1
+        assert calls[before:] == ([signal.SIGTERM, signal.SIGALRM] if at > entered else [])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert all(signal.getsignal(number) is tell for number in OTHERS)
+
+    for at in range(1, 2 * len(OTHERS) + 3):
+        hit_in_one_call(at)
+
+
+def test_a_handler_that_was_kept_calls_the_users_after_the_end() -> None:
+    with Uninterrupted():
+        kept = signal.getsignal(signal.SIGINT)
+    assert callable(kept)
+    with pytest.raises(KeyboardInterrupt):
+        kept(signal.SIGINT, None)

@@ -1,0 +1,39 @@
+"""Mutants of what a signal may do within a step."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+HELD = of("unit/runtime/test_interrupts")
+
+
+def unheld(name: str, text: str, instead: str) -> Mutant:
+    """No accident of the script stops a learner (law 7)."""
+    return Mutant(name, 7, "runtime/interrupts", text, instead, HELD)
+
+
+SIGNAL_MUTANTS = (
+    unheld("only-ctrl-c-is-held-back", "for number in NUMBERS:", "for number in NUMBERS[:1]:"),
+    unheld("a-signal-takes-effect-at-once", "        self._within = True\n", ""),
+    unheld(
+        "a-signal-that-came-is-lost",
+        "self._within = False\n            self._deliver()\n",
+        "self._within = False\n",
+    ),
+    unheld(
+        "a-handler-that-raises-loses-the-other-signals",
+        "(number, frame)\n        finally:\n            self._deliver()",
+        "(number, frame)\n        finally:\n            pass",
+    ),
+    unheld(
+        "ctrl-c-at-the-beginning-keeps-handlers",
+        "has raised\n            self._restore()\n            raise\n        self._within",
+        "has raised\n            raise\n        self._within",
+    ),
+    unheld(
+        "ctrl-c-at-the-end-keeps-handlers",
+        "that is back has raised\n            self._restore()\n",
+        "that is back has raised\n",
+    ),
+    unheld("a-handler-that-was-kept-holds-back-for-ever", "            self._within = False\n", ""),
+)

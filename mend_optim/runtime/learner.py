@@ -78,7 +78,7 @@ class Learner:
         hello: makes this learner's side of a handshake, given its id and its address.
         transport: makes the transport, given its handler.
         ledger: path of the ledger, if there is one.
-        on_event: called with every event, on the worker thread.
+        on_event: called with every event, on a thread of its own.
         listen: the address that the transport listens on, if it does.
     """
 
@@ -297,8 +297,8 @@ class Learner:
             return self.inherited or self.engine.state.alone
 
     def is_calling_back(self) -> bool:
-        """Whether the caller is `on_event`: the worker does no more until it returns."""
-        return self.worker.is_own_thread()
+        """Whether the caller is `on_event`, which runs beside training."""
+        return self._reporter.is_calling_back()
 
     def is_settled(self) -> bool:
         """Whether, at rest, everything is merged and nobody has a greater anchor."""

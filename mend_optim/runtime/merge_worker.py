@@ -72,7 +72,7 @@ class MergeWorker:
         """Let the worker thread look at the anchors between two of its jobs, and wait for it.
 
         The caller looks itself if the worker thread has ended, or if the caller is the worker
-        thread (in `on_event`)."""
+        thread."""
         anchors = self.anchors
         assert anchors is not None
         seen: list[T] = []
@@ -103,13 +103,13 @@ class MergeWorker:
         self.jobs.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end; not on the thread itself (`on_event` may close its
-        learner)."""
+        """Wait for the thread to end; not on the thread itself, which closes a learner that was
+        dropped."""
         if not self.is_own_thread():
             self.thread.join(timeout_s)
 
     def is_own_thread(self) -> bool:
-        """Whether the caller is the worker thread (in `on_event`)."""
+        """Whether the caller is the worker thread."""
         return threading.current_thread() is self.thread
 
     def _run(self) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from mend_optim.engine.ledger import Event
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime.callback import Callback
 from mend_optim.runtime.event_log import EventLog
 from mend_optim.runtime.ledger_file import LedgerFile
-
-log = logging.getLogger("mend_optim")
 
 
 class Reporter:
@@ -34,7 +33,7 @@ class Reporter:
         self._me = me
         self._log = EventLog(me().name, period)
         self._ledger = LedgerFile(ledger, me()) if ledger else None
-        self._on_event = on_event
+        self._callback = Callback(me().name, on_event) if on_event else None
 
     def report(self, event: Event) -> None:
         """Write an event to ledger and log, and call back. None of them may hurt training."""
@@ -43,13 +42,17 @@ class Reporter:
             self._ledger.by = self._me()
             self._ledger.add(record)
         self._log.tell(event)
-        if self._on_event:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("on_event failed, told of %r", event.kind)
+        if self._callback:
+            self._callback.tell(event)
+
+    def is_calling_back(self) -> bool:
+        """Whether the caller is `on_event`."""
+        return self._callback is not None and self._callback.is_own_thread()
 
     def close(self, within_s: float) -> None:
-        """Let the ledger write what waits."""
+        """Let the ledger write what waits, and `on_event` hear what waits."""
+        deadline = time.monotonic() + within_s
         if self._ledger:
             self._ledger.close(within_s)
+        if self._callback:
+            self._callback.close(max(0.0, deadline - time.monotonic()))

@@ -266,7 +266,7 @@ def test_while_a_merge_is_in_the_queue_it_is_as_before_or_after_the_merge(
 
 @pytest.mark.parametrize("kind", ["round", "joined"])
 def test_on_event_may_take_one(kind: str) -> None:
-    """The callback runs on the worker's own thread, between its jobs."""
+    """The callback runs beside training and the worker."""
     taken: list[dict[str, Any]] = []
     learners: list[MendOptimizer] = []
     told = threading.Event()

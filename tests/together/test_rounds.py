@@ -42,7 +42,7 @@ from tests.support.learners import (
     until,
 )
 
-OURS = ("mend-network", "mend-merge")
+OURS = ("mend-network", "mend-merge", "mend-callback")
 
 
 def ours() -> list[threading.Thread]:
@@ -261,7 +261,10 @@ def test_a_callback_may_close_its_learner() -> None:
         watch.until("round")
         step(optimizers[0], 1.0)
         assert read(optimizers[0]) == [-2.0]
-        made[0]._learner.worker.thread.join(PATIENCE_S)  # type: ignore[union-attr]
+        made[0]._learner.await_end()  # type: ignore[union-attr]
+        callback = [thread for thread in ours() if thread.name == "mend-callback"]
+        for thread in callback:
+            thread.join(PATIENCE_S)
     assert ours() == []
 
 
@@ -277,7 +280,7 @@ CALLS: dict[str, Callable[[MendOptimizer], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_callback_must_not_use_the_weights(call: str) -> None:
-    """It is beside training, and the worker that it would wait for waits for it."""
+    """It is beside training, which they would disturb."""
     made: list[MendOptimizer] = []
     told: list[str] = []
     watch = Watch()

@@ -147,7 +147,7 @@ def test_a_look_of_nothing_is_a_look() -> None:
 
 
 def test_the_worker_itself_looks_at_once() -> None:
-    """In `on_event`, waiting for the next job would be waiting for itself."""
+    """Waiting for the next job would be waiting for itself."""
     seen: list[str] = []
     with working() as (worker, _):
         worker.put(lambda: seen.append(worker.between_jobs(lambda anchors: "looked")))

@@ -1,0 +1,71 @@
+"""The user's `on_event`, on a thread of its own, so that one that is slow or hangs holds nobody
+up: it may write to a disk, or to a service on the network."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from mend_optim.engine.ledger import Event
+
+log = logging.getLogger("mend_optim")
+# The most events that wait for the callback. Quick rounds are tens of events a second.
+MOST_WAITING = 10_000
+
+
+class Callback:
+    """Calls a function with one learner's events, one after another, in order.
+
+    Args:
+        name: the learner's name.
+        function: called with every event. It may raise.
+    """
+
+    def __init__(self, name: str, function: Callable[[Event], None]) -> None:
+        self._name = name
+        self._function = function
+        self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def tell(self, event: Event) -> None:
+        """Let the function be called with `event`, after all others. Waits for nothing. Only the
+        worker thread calls it."""
+        if self._waiting.qsize() >= MOST_WAITING:
+            if not self._dropped:
+                log.warning(
+                    "%s: on_event is slow or hangs, and %d events wait for it: it is not told of "
+                    "more until it has caught up; training goes on",
+                    self._name,
+                    MOST_WAITING,
+                )
+            self._dropped += 1
+            return
+        if self._dropped:
+            log.warning("%s: on_event was not told of %d events", self._name, self._dropped)
+            self._dropped = 0
+        self._waiting.put(event)
+        if not self._thread:
+            self._thread = threading.Thread(target=self._run, name="mend-callback", daemon=True)
+            self._thread.start()
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the function."""
+        return threading.current_thread() is self._thread
+
+    def close(self, within_s: float) -> None:
+        """Wait until the function was called with all events, but not if it is the caller."""
+        self._waiting.put(None)
+        if self._thread and not self.is_own_thread():
+            self._thread.join(within_s)
+            if self._thread.is_alive():
+                log.warning("%s: on_event hangs: it is not told of the last events", self._name)
+
+    def _run(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            try:
+                self._function(event)
+            except Exception:
+                log.exception("on_event failed, told of %r", event.kind)

@@ -1,0 +1,153 @@
+"""`on_event` on a thread of its own: it may raise, be slow, or hang."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from mend_optim.engine.ledger import Event
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime import callback as room
+from mend_optim.runtime.callback import Callback
+from mend_optim.runtime.reporter import Reporter
+from tests.support.learners import LOCKSTEP, PATIENCE_S, cluster, descent, drive, read
+
+
+def event(number: int) -> Event:
+    return Event("met", f"number {number}", {"number": number})
+
+
+class Slow:
+    """A function that is called with events, and waits in each call until it is let go."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.called = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.called.set()
+        assert self.let_go.wait(PATIENCE_S)
+        self.seen.append(event.facts["number"])
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_function_is_told_of_all_events_in_order_although_it_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[int] = []
+
+    def fail(event: Event) -> None:
+        seen.append(event.facts["number"])
+        raise RuntimeError("a bug of the user's")
+
+    callback = Callback("a", fail)
+    for number in range(5):
+        callback.tell(event(number))
+    callback.close(PATIENCE_S)
+    assert seen == [0, 1, 2, 3, 4]
+    assert warnings(caplog) == ["on_event failed, told of 'met'"] * 5
+
+
+def test_no_event_waits_for_a_function_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    callback = Callback("a", slow)
+    callback.tell(event(0))
+    assert slow.called.wait(PATIENCE_S)
+    callback.tell(event(1))
+    callback.close(0.0)
+    assert slow.seen == []
+    assert warnings(caplog) == ["a: on_event hangs: it is not told of the last events"]
+    slow.let_go.set()
+    callback.close(PATIENCE_S)
+    assert slow.seen == [0, 1]
+
+
+def test_so_many_events_wait_for_a_function_and_no_more(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    slow = Slow()
+    callback = Callback("a", slow)
+    callback.tell(event(0))
+    assert slow.called.wait(PATIENCE_S)
+    for number in range(1, 6):
+        callback.tell(event(number))
+    slow.let_go.set()
+    callback.close(PATIENCE_S)
+    assert slow.seen == [0, 1, 2]
+    assert warnings(caplog) == [
+        "a: on_event is slow or hangs, and 2 events wait for it: it is not told of more until it "
+        "has caught up; training goes on"
+    ]
+
+
+def test_a_function_that_has_caught_up_hears_again_and_the_log_counts_what_it_missed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_WAITING", 1)
+    slow = Slow()
+    last = threading.Event()
+
+    def tell(event: Event) -> None:
+        slow(event)
+        if event.facts["number"] == 1:
+            last.set()
+
+    callback = Callback("a", tell)
+    callback.tell(event(0))
+    assert slow.called.wait(PATIENCE_S)
+    for number in range(1, 4):
+        callback.tell(event(number))
+    slow.let_go.set()
+    assert last.wait(PATIENCE_S)
+    callback.tell(event(4))
+    callback.close(PATIENCE_S)
+    assert slow.seen == [0, 1, 4]
+    assert warnings(caplog)[1:] == ["a: on_event was not told of 2 events"]
+
+
+def test_a_function_may_close_its_callback() -> None:
+    ended = threading.Event()
+
+    def close(_: Event) -> None:
+        callback.close(PATIENCE_S)
+        ended.set()
+
+    callback = Callback("a", close)
+    callback.tell(event(0))
+    assert ended.wait(PATIENCE_S)
+
+
+def test_a_reporter_that_is_closed_has_told_of_all_events() -> None:
+    slow = Slow()
+    reporter = Reporter(lambda: PeerId("a", 1), None, slow, lambda: 1)
+    for number in range(3):
+        reporter.report(event(number))
+    slow.let_go.set()
+    reporter.close(PATIENCE_S)
+    assert slow.seen == [0, 1, 2]
+
+
+def test_a_function_that_hangs_holds_up_neither_rounds_nor_the_end() -> None:
+    let_go = threading.Event()
+
+    def hang(_: Event) -> None:
+        let_go.wait(PATIENCE_S)
+
+    try:
+        with cluster(
+            descent(0.0), descent(0.0), each=[{"on_event": hang}, {}], **LOCKSTEP
+        ) as optimizers:
+            drive(optimizers, 5, lambda i, s: 1.0)
+            assert [o.status().rounds_adopted for o in optimizers] == [5, 5]
+            assert [read(o) for o in optimizers] == [[-5.0], [-5.0]]
+            assert [o.status().dropped_tokens for o in optimizers] == [0, 0]
+            let_go.set()
+    finally:
+        let_go.set()

@@ -37,6 +37,7 @@ class WeightsWatch:
         fit = [p for p in parameters if p.requires_grad and _is_dense(p)]
         places = {0, len(fit) // 2, len(fit) - 1} if fit else set[int]()
         self._tensors = [fit[place] for place in sorted(places)[:TENSORS]]
+        self._sizes = [p.numel() for p in self._tensors]
         #: Samples of at most `SPAN` steps ago, with all later corrections of this library in them.
         self._base = self._sample()
         #: How far `SPAN` steps of training move each sample; empty before they are over.
@@ -56,6 +57,14 @@ class WeightsWatch:
     def _sample(self) -> list[Tensor]:
         return [_sample(p).float() for p in self._tensors]
 
+    def _give_up_if_reshaped(self) -> None:
+        """Watch no more if a parameter has got other memory in which the places that are looked at
+        are not the same, by `p.data = …`. The layout refuses it when it is copied."""
+        sizes = zip(self._tensors, self._sizes, strict=True)
+        if not all(p.numel() == size and _is_dense(p) for p, size in sizes):
+            self._tensors, self._sizes, self._base, self._trained = [], [], [], []
+            self._versions = []
+
     def stepped(self) -> None:
         """One more step was taken. From here on, nobody should move the weights until the next."""
         self._steps += 1
@@ -64,6 +73,7 @@ class WeightsWatch:
     @contextmanager
     def moving(self) -> Iterator[None]:
         """Surround what this library does to the weights: it is neither training nor a jump."""
+        self._give_up_if_reshaped()
         before = self._sample()
         yield
         moved = zip(self._base, before, self._sample(), strict=True)
@@ -72,6 +82,7 @@ class WeightsWatch:
 
     def restarted(self) -> None:
         """The user has put other weights in the place of the former, and has told so."""
+        self._give_up_if_reshaped()
         self._base = self._sample()
         self._versions = self._present_versions()
 
@@ -82,6 +93,7 @@ class WeightsWatch:
             return False
         if self._present_versions() != self._versions:
             self._touched += 1
+            self._give_up_if_reshaped()
             is_power_of_2 = not self._touched & (self._touched - 1)
             self._found = is_power_of_2 and bool(self._trained) and self._jumped()
         if self._steps % SPAN == 0 and self._steps:
@@ -92,6 +104,7 @@ class WeightsWatch:
     def _measure(self) -> None:
         """Take new samples. What a script does to the weights between steps is in them, so that it
         passes for training if it does so always."""
+        self._give_up_if_reshaped()
         before, self._base = self._base, self._sample()
         moved = [(new - old).norm() for old, new in zip(before, self._base, strict=True)]
         pairs = zip(moved, self._trained or moved, strict=True)

@@ -413,6 +413,14 @@ def test_a_model_changed_before_the_first_step_is_refused_then() -> None:
             step(optimizer, 1.0)
 
 
+def test_an_expanded_parameter_is_refused() -> None:
+    """Its elements share memory: no correction could be added to it."""
+    inner = SGD([Parameter(torch.ones(1).expand(4))], lr=0.1)
+    with pytest.raises(UsageError, match=r"parameter 0 must be a dense .*, got an expanded one"):
+        MendOptimizer(inner, listen=LOOPBACK, timing=TIMING)
+    assert MendOptimizer(inner).join().step == 0  # without peers
+
+
 def test_a_bad_group_is_refused() -> None:
     table = torch.eye(3).to_sparse().requires_grad_()
     with closing(MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING)) as optimizer:

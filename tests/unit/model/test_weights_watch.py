@@ -165,3 +165,32 @@ def test_any_layout_in_memory_will_do() -> None:
     image = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
     narrow = torch.randn(100, dtype=torch.bfloat16).requires_grad_()
     assert len(WeightsWatch([image, narrow])._tensors) == 2
+
+
+@pytest.mark.parametrize(
+    "put", [torch.zeros(2, 4), torch.zeros(0), torch.zeros(1).expand(64), torch.zeros(16)[::2]]
+)
+def test_a_parameter_that_got_other_memory_is_not_looked_at_any_more(put: Tensor) -> None:
+    weights = [torch.nn.Parameter(torch.randn(size)) for size in (64, 64, 64)]
+    watch = WeightsWatch(weights)
+    for _ in range(SPAN - 1):
+        watch.stepped()
+    assert not watch.replaced()
+    weights[0].data = put
+    watch.stepped()
+    assert not watch.replaced()  # it measures here
+    with watch.moving():
+        pass
+    with torch.no_grad():
+        weights[1].add_(100.0)
+    watch.restarted()
+    assert not watch.replaced()
+
+
+def test_other_memory_of_the_same_form_is_looked_at() -> None:
+    script = Script()
+    script.run(SPAN)
+    for weight in script.weights:
+        weight.data = weight.data.clone()
+    assert script.run(4 * SPAN).found == []
+    assert len(script.watch._tensors) == 3

@@ -28,6 +28,7 @@ class Callback:
         self._function = function
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._dropped = 0
+        self._failures = 0
         self._thread: threading.Thread | None = None
 
     def tell(self, event: Event) -> None:
@@ -68,4 +69,11 @@ class Callback:
             try:
                 self._function(event)
             except Exception:
-                log.exception("on_event failed, told of %r", event.kind)
+                self._report_failure(event)
+
+    def _report_failure(self, event: Event) -> None:
+        """One that fails at every event would fill the log: so the 1st, 2nd, 4th, 8th … is told."""
+        self._failures += 1
+        if not self._failures & (self._failures - 1):
+            text = "%s: on_event failed, told of %r; failures so far: %d"
+            log.exception(text, self._name, event.kind, self._failures)

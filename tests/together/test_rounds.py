@@ -217,7 +217,7 @@ def test_a_callback_that_raises_is_survived(caplog: pytest.LogCaptureFixture) ->
     with cluster(descent(0.0), descent(0.0), on_event=fail, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: 1.0)
         assert [read(o) for o in optimizers] == [[-3.0], [-3.0]]
-    assert "on_event failed, told of 'round'" in caplog.text
+    assert "on_event failed, told of" in caplog.text
 
 
 def test_the_log_has_what_wants_a_remedy_as_warnings_and_every_round_for_debugging_only(

@@ -1461,6 +1461,8 @@ MUTANTS = (
            "tensor.shape == parameter.shape or", "False and", RUINED),
     Mutant("counters-begin-anew", 10, "model/ruined_state",
            "if name != \"step\"}", "if name}", RUINED),
+    Mutant("beyond-help-at-every-step", 7, "engine/healing", "if p not in self._beyond_help:", "if True:", HEALING),
+    Mutant("beyond-help-for-ever", 7, "engine/healing", "        self._beyond_help.discard(p)\n", "", HEALING),
     Mutant("rounds-wait-for-ruined-weights", 7, "engine/healing",
            "        self.offers.send_nothing(fragment, asked)\n", "", HEALING),
     Mutant("ruined-weights-stay", 8, "engine/healing",

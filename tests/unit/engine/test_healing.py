@@ -87,6 +87,17 @@ def test_without_a_finite_anchor_it_says_so_and_tries_again() -> None:
     assert isinstance(ruined(engine), Retake)
 
 
+def test_it_says_that_once_until_it_was_healed() -> None:
+    engine, told = among_peers(), []
+    for fault in ("not finite", "not finite", "", "not finite"):
+        engine.done(ruined(engine), fault=fault)
+        told += engine.faults()
+        if not fault:
+            engine.step()
+            engine.engine.correction_applied(engine.now, 0, True)
+    assert len(told) == 2
+
+
 def test_all_fragments_are_given_up_each_as_soon_as_it_stands_still() -> None:
     engine = among_peers(fragments=2)
     busy = engine.engine.state.fragments[1]

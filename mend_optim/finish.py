@@ -11,7 +11,10 @@ from mend_optim.status import Status
 
 NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
 NOBODY_YET = "nobody else is here yet to merge with; this learner's own parameters have the work"
-TOO_FEW = "those who are left are no quorum, or nobody can dial any of them"
+TOO_FEW = (
+    "those who are left are no quorum, nobody can dial any of them, or this learner's weights are "
+    "not finite"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,8 +191,11 @@ class Ending:
         return still and (not self.can_merge() or self.boundaries.settled())
 
     def can_merge(self) -> bool:
-        """Whether those who are left are a quorum, and one of them can seal."""
+        """Whether those who are left are a quorum, one of them can seal, and this learner's work is
+        finite."""
         state, roster = self.state, self.state.roster
+        if any(f.is_beyond_help for f in state.fragments):
+            return False
         if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):
             return False
         return all(roster.sealer(f.fragment) is not None for f in state.fragments)

@@ -64,8 +64,6 @@ class Healing:
         self.offers = offers
         #: By fragment, why it is to be given up once it stands still.
         self._ruined: dict[int, str] = {}
-        #: The fragments that could not be healed when this was last tried. The user was told.
-        self._beyond_help: set[int] = set()
 
     def is_ruined(self, p: int) -> bool:
         """Whether a copy of fragment `p` that was made by now is to be given up."""
@@ -121,15 +119,14 @@ class Healing:
         state, p = self.state, job.fragment
         fragment = state.fragments[p]
         if done.fault:
-            fragment.move_refused()
-            if p not in self._beyond_help:
-                self._beyond_help.add(p)
+            was_known = fragment.is_beyond_help
+            fragment.retake_refused()
+            if not was_known:
                 state.fault(
                     f"fragment {p} cannot be healed, although {job.reason}: its anchor is not "
                     "finite either; load a checkpoint, or start this learner again"
                 )
             return
-        self._beyond_help.discard(p)
         dropped = fragment.unmerged(state.totals).tokens
         fragment.retaken(state.totals, state.schedule)
         lineage = fragment.lineage

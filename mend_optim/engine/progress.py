@@ -86,6 +86,8 @@ class Progress(Accounts):
         self.offer_requested = False
         #: The sealer that asked for it. Invariant: None unless a request or a copy is open.
         self.requested_by: PeerId | None = None
+        #: The anchor that was to replace ruined weights, and is not finite either.
+        self.ruined_anchor: Key | None = None
         #: Since when some peer has shown a greater anchor; None if none has.
         self.behind_since: float | None = None
         #: Whether a seal on the present anchor was refused. Its sealer would answer with it again.
@@ -220,6 +222,16 @@ class Progress(Accounts):
         """The anchor is still the same."""
         self._on("refused")
 
+    def retake_refused(self) -> None:
+        """The anchor is to replace ruined weights, and is not finite either."""
+        self.move_refused()
+        self.ruined_anchor = self.lineage.key
+
+    @property
+    def is_beyond_help(self) -> bool:
+        """Whether neither the weights nor the anchor were finite when they were last looked at."""
+        return self.ruined_anchor == self.lineage.key
+
     def seal_refused(self, sender: PeerId) -> None:
         """A seal is not taken, and no other will come for a pending offer that its sender has: the
         anchor is to be had as a whole."""
@@ -307,6 +319,7 @@ class Progress(Accounts):
         self.moved(self.lineage, totals, schedule, merged_own_offer=False, replaced=True)
         self.keeps_cycle = schedule.lockstep
         self.residual.forget()
+        self.ruined_anchor = None
 
     def agree(self) -> None:
         """At rest, the worker begins to give up the disagreement."""

@@ -87,6 +87,19 @@ def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
         assert bool(end.state.ready) is (quorum == 3)
 
 
+def test_work_that_is_not_finite_holds_nobody_up() -> None:
+    """Nor is the anchor that was to replace it. With another anchor, there is hope again."""
+    end = Finishing(quorum=2, steps=1)
+    (fragment,) = end.state.fragments
+    fragment.move()
+    fragment.retake_refused()
+    end.hear()
+    assert end.state.ready
+    fragment.lineage = grown(BASE)
+    end.hear(grown(BASE))
+    assert not end.state.ready
+
+
 def test_it_waits_for_a_peer_that_is_behind() -> None:
     end = Finishing()
     end.state.fragments[0].lineage = grown(BASE)

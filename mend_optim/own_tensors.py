@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.buffers import LOOK, PER_ROUND, Buffers
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import Ready, belong_to, gather, narrow, scatter
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
@@ -141,7 +141,7 @@ class OwnTensors:
         self._moments = {moment.name: moment for moment in moments}
         gpu = next((p.device for p in parameters if p.is_cuda), None)
         self._side = SideCopies(gpu) if gpu else None
-        self.pool = Buffers()
+        self.pool = Buffers(look=max(LOOK, PER_ROUND * len(layout.fragments)))
         # Per fragment, what its parameters' dtypes have rounded away; None where they are float32.
         rounds = any(map(narrow, parameters))
         self._rounding = [

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from mend_optim.errors import UsageError
 from mend_optim.model.copies import belong_to, sketches
 from mend_optim.model.fragment_count import FragmentCount
-from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
+from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.protocol.handshake import name_order
@@ -142,6 +142,12 @@ class WrappedParameters:
         added = [len(group) for group in groups[wrapped:] if group]
         ordered = self._ordered(groups, wrapped, self.by_name if by_name is None else by_name)
         names = [name for name, _ in ordered]
+        for name, tensor in ordered:
+            if not is_shapeless(tensor) and is_expanded(tensor):
+                raise UsageError(
+                    f"parameter {name} must have memory for each of its elements to be merged, got "
+                    "an expanded one; give the optimizer a copy of it"
+                )
         tensors = [tensor for _, tensor in ordered]
         kept = len(tensors) - sum(added)
         # Those without a shape are refused by the layout.

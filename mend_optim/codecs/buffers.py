@@ -6,6 +6,7 @@ import mmap
 import sys
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,14 @@ SMALL = 1 << 16
 #: Bytes. A greater buffer has pages of its own. The C library would keep those of less than 32 MB
 #: for itself when they are dropped.
 LARGE = 1 << 20
-#: Takes between two looks at what nobody needs. Every fragment takes some buffers per round.
-LOOK = 32
+#: Bytes. A greater buffer has huge pages, if the system has them: to touch 100 MB for the first
+#: time takes a third of the time then. In small ones, such pages would take more than was asked
+#: for.
+HUGE = 1 << 24
+#: Takes between two looks at what nobody needs, at the least.
+LOOK = 64
+#: A learner takes fewer buffers per round of a fragment.
+PER_ROUND = 16
 
 
 class Buffers:
@@ -36,10 +43,15 @@ class Buffers:
     time would fill the memory.
 
     When a learner joins, or gives up all its disagreements at once, it needs several times the
-    buffers that its rounds need. So those go back to the system that were free all the time while
-    the last `LOOK` buffers were taken."""
+    buffers that its rounds need. So a buffer that was free all the time while `look` others were
+    taken goes back to the system.
 
-    def __init__(self) -> None:
+    Args:
+        look: more than is taken in a round of every fragment, as each may have a size of its own.
+    """
+
+    def __init__(self, look: int = LOOK) -> None:
+        self._look = look
         self._free: defaultdict[int, list[Base]] = defaultdict(list)
         #: By size, how many buffers were free at the least, since the last look.
         self._idle: dict[int, int] = {}
@@ -93,7 +105,7 @@ class Buffers:
         """Now and then, give back to the system what nobody has needed since the last time. The
         buffers at a list's begin have waited for longest."""
         self._taken += 1
-        if self._taken % LOOK:
+        if self._taken % self._look:
             return
         for size, free in list(self._free.items()):
             del free[: self._idle.get(size, 0)]
@@ -101,8 +113,8 @@ class Buffers:
 
 
 def _size(numel: int) -> int:
-    """The size of the buffers that serve `numel` elements: up to an eighth more. Memory that nobody
-    touches costs nothing."""
+    """The size of the buffers that serve `numel` elements: up to an eighth more, which nobody
+    touches."""
     step = 1 << max(0, numel.bit_length() - 4)
     return -(-numel // step) * step
 
@@ -117,7 +129,7 @@ def _memory(numel: int) -> Base:
         pages = mmap.mmap(-1, 4 * numel, **private)
     except OSError as fault:
         raise MemoryError(f"the system has no {4 * numel} bytes more") from fault
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # To touch 100 MB for the first time takes a third of the time then, as numpy knows, too.
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    if 4 * numel >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel may have no such pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype=np.float32)

@@ -60,6 +60,13 @@ class Claims:
         doubt.until = now + min(pause_s, LONGEST_S)
         return doubt.until
 
+    def count_in(self, peer: PeerId, other: Claims) -> None:
+        """Count a peer's failures as those of `other`, if these are more."""
+        doubt, known = self._doubts.get(peer.name), other._doubts.get(peer.name)
+        if known and (doubt is None or doubt.failures < known.failures):
+            until = doubt.until if doubt else self._now
+            self._doubts[peer.name] = _Doubt(known.failures, until)
+
     def kept(self, peer: PeerId) -> None:
         """A whole anchor of `peer` came."""
         self._doubts.pop(peer.name, None)

@@ -129,7 +129,9 @@ class Pulling:
             self.doubt(now, peer, now)
 
     def doubt(self, now: float, peer: PeerId, since: float) -> None:
-        """An anchor that was asked for at `since` did not come."""
+        """An anchor that was asked for at `since` did not come. A peer that could hand over no
+        seals before has used up some of the patience for it."""
+        self.state.claims.count_in(peer, self._seal_less)
         self._wait(now, self.state.claims, peer, since)
 
     def _wait(self, now: float, claims: Claims, peer: PeerId, since: float) -> None:
@@ -146,8 +148,10 @@ class Pulling:
         alive = state.roster.alive()
         for p, wanted in list(state.wants.items()):
             if now >= wanted.until:
-                claims = self._seal_less if wanted.seal_only and wanted.held else state.claims
-                self._wait(now, claims, wanted.peer, wanted.since)
+                if wanted.seal_only and wanted.held:
+                    self._wait(now, self._seal_less, wanted.peer, wanted.since)
+                else:
+                    self.doubt(now, wanted.peer, wanted.since)
             if now >= wanted.until or wanted.peer not in alive:
                 del state.wants[p]
         switch = state.switch

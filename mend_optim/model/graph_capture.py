@@ -29,11 +29,12 @@ def beside_captures() -> Iterator[None]:
         return
     # The driver swaps the mode of this thread and the given one.
     mode = ctypes.c_int(RELAXED)
-    exchange(ctypes.byref(mode))
+    swapped = exchange(ctypes.byref(mode)) == 0
     try:
         yield
     finally:
-        exchange(ctypes.byref(mode))
+        if swapped:
+            exchange(ctypes.byref(mode))
 
 
 @functools.cache

@@ -270,14 +270,14 @@ def _fault(tensor: Tensor) -> str:
         return "a DTensor"
     if tensor.is_inference():
         return "one that was made in torch.inference_mode(), which cannot be trained"
+    return "" if tensor.layout == torch.strided else str(tensor.layout)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether a tensor repeats its memory along a dimension, so that its elements cannot be written
+    one by one."""
     if tensor.layout != torch.strided:
-        return str(tensor.layout)
-    return "an expanded one" if _is_expanded(tensor) else ""
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    """Whether elements of a strided tensor share memory, so that they cannot be written one by
-    one."""
+        return False
     return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -294,7 +294,7 @@ def _buffer_fault(tensor: Tensor) -> str:
         return "a DTensor"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return str(tensor.dtype if tensor.is_quantized else tensor.layout)
-    return "an expanded one" if _is_expanded(tensor) else ""
+    return "an expanded one" if is_expanded(tensor) else ""
 
 
 def _buffer_fragment(p: int, buffers: Sequence[tuple[str, Tensor]]) -> BufferFragment:

@@ -58,8 +58,8 @@ class WeightsWatch:
         return [_sample(p).float() for p in self._tensors]
 
     def _give_up_if_reshaped(self) -> None:
-        """Watch no more if a parameter has got other memory in which the places that are looked at
-        are not the same, by `p.data = …`. The layout refuses it when it is copied."""
+        """Watch no more if a parameter has got memory of another size, or with gaps, by
+        `p.data = …`. The layout refuses it when it is copied."""
         sizes = zip(self._tensors, self._sizes, strict=True)
         if not all(p.numel() == size and _is_dense(p) for p, size in sizes):
             self._tensors, self._sizes, self._base, self._trained = [], [], [], []

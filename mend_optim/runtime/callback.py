@@ -27,6 +27,7 @@ class Callback:
         self._name = name
         self._function = function
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        #: Events are dropped from when too many wait until none does.
         self._dropped = 0
         self._failures = 0
         self._thread: threading.Thread | None = None
@@ -34,14 +35,14 @@ class Callback:
     def tell(self, event: Event) -> None:
         """Let the function be called with `event`, after all others. Waits for nothing. Only the
         worker thread calls it."""
-        if self._waiting.qsize() >= MOST_WAITING:
-            if not self._dropped:
-                log.warning(
-                    "%s: on_event is slow or hangs, and %d events wait for it: it is not told of "
-                    "more until it has caught up; training goes on",
-                    self._name,
-                    MOST_WAITING,
-                )
+        waiting = self._waiting.qsize()
+        if waiting >= MOST_WAITING and not self._dropped:
+            text = (
+                "%s: on_event is slow or hangs, and %d events wait for it: it is not told of more "
+                "until it has caught up; training goes on"
+            )
+            log.warning(text, self._name, waiting)
+        if waiting >= MOST_WAITING or (self._dropped and waiting):
             self._dropped += 1
             return
         if self._dropped:
@@ -49,8 +50,16 @@ class Callback:
             self._dropped = 0
         self._waiting.put(event)
         if not self._thread:
-            self._thread = threading.Thread(target=self._run, name="mend-callback", daemon=True)
-            self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="mend-callback", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads, or the interpreter is shutting down
+            self._report_failure("no thread could be started for on_event")
+        else:
+            self._thread = thread
 
     def is_own_thread(self) -> bool:
         """Whether the caller is the function."""
@@ -62,18 +71,18 @@ class Callback:
         if self._thread and not self.is_own_thread():
             self._thread.join(within_s)
             if self._thread.is_alive():
-                log.warning("%s: on_event hangs: it is not told of the last events", self._name)
+                log.warning("%s: on_event hangs: the end does not wait for it", self._name)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
             try:
                 self._function(event)
-            except Exception:
-                self._report_failure(event)
+            except BaseException:  # sys.exit() in it would end this thread alone
+                self._report_failure(f"on_event failed, told of {event.kind!r}")
 
-    def _report_failure(self, event: Event) -> None:
-        """One that fails at every event would fill the log: so the 1st, 2nd, 4th, 8th … is told."""
+    def _report_failure(self, what: str) -> None:
+        """One that fails at every event would fill the log: so the 1st, 2nd, 4th, 8th … are
+        told."""
         self._failures += 1
         if not self._failures & (self._failures - 1):
-            text = "%s: on_event failed, told of %r; failures so far: %d"
-            log.exception(text, self._name, event.kind, self._failures)
+            log.exception("%s: %s; failures so far: %d", self._name, what, self._failures)

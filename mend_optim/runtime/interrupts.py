@@ -17,9 +17,22 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-#: The signals whose handlers may raise. The rest tell of faults of the process itself, of children,
-#: or of files.
-NAMES = ("INT", "TERM", "ALRM", "USR1", "USR2", "HUP", "QUIT", "VTALRM", "PROF", "XCPU", "BREAK")
+#: The signals whose handlers raise in real scripts. SIGCHLD is one: torch's DataLoader raises when
+#: one of its workers was killed. The rest tell of faults of the process itself, or of files.
+NAMES = (
+    "INT",
+    "TERM",
+    "ALRM",
+    "CHLD",
+    "USR1",
+    "USR2",
+    "HUP",
+    "QUIT",
+    "VTALRM",
+    "PROF",
+    "XCPU",
+    "BREAK",
+)
 NUMBERS = tuple(
     int(getattr(signal, "SIG" + name)) for name in NAMES if hasattr(signal, "SIG" + name)
 )
@@ -44,6 +57,9 @@ class Uninterrupted:
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
+        # First this. A handler that is called while it is replaced by another one may take itself
+        # for one that the user has replaced, and do nothing.
+        self._within = True
         try:
             for number in NUMBERS:
                 former = _signal.getsignal(number)
@@ -51,13 +67,12 @@ class Uninterrupted:
                     # First this: once the handler is replaced, the signal may come.
                     self._former[number] = former
                     _signal.signal(number, self._hold)
-        except BaseException:  # a handler that is not replaced yet has raised
-            self._restore()
+        except BaseException:  # a handler that was not replaced yet has raised
+            self.__exit__()
             raise
-        self._within = True
 
     def __exit__(self, *_: object) -> None:
-        if not self._former:
+        if not self._within:
             return
         try:
             self._restore()
@@ -68,7 +83,9 @@ class Uninterrupted:
     def _restore(self) -> None:
         try:
             for number, former in self._former.items():
-                _signal.signal(number, former)
+                # Another one may be there by now: a handler that is back may set others.
+                if _signal.getsignal(number) == self._hold:
+                    _signal.signal(number, former)
         except BaseException:  # a handler that is back has raised
             self._restore()
             raise

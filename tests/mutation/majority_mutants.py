@@ -131,18 +131,34 @@ MAJORITY_MUTANTS = (
     # A peer without a seal on our anchor hands over its whole one.
     of_the_seal_less(
         "a-whole-anchor-for-a-seal-is-a-failure",
-        "claims = self._seal_less if wanted.seal_only and wanted.held else state.claims",
-        "claims = state.claims",
+        "if wanted.seal_only and wanted.held:",
+        "if False:",
     ),
     of_the_seal_less(
         "no-answer-is-no-failure",
-        "if wanted.seal_only and wanted.held else",
-        "if wanted.seal_only else",
+        "if wanted.seal_only and wanted.held:",
+        "if wanted.seal_only:",
     ),
     of_the_seal_less(
         "any-anchor-will-do",
-        "if wanted.seal_only and wanted.held else",
-        "if wanted.held else",
+        "if wanted.seal_only and wanted.held:",
+        "if wanted.held:",
+    ),
+    Mutant(
+        "a-peer-uses-up-two-patiences",
+        8,
+        "engine/claims",
+        "if known and (doubt is None or doubt.failures < known.failures):",
+        "if False:",
+        of("unit/engine/test_claims"),
+    ),
+    Mutant(
+        "two-patiences-are-not-one",
+        8,
+        PULLING,
+        "        self.state.claims.count_in(peer, self._seal_less)\n",
+        "",
+        SEAL_LESS,
     ),
     of_the_seal_less(
         "the-seal-less-are-asked-for-seals-all-the-time",

@@ -26,10 +26,21 @@ SIGNAL_MUTANTS = (
         "(number, frame)\n        finally:\n            pass",
     ),
     unheld(
-        "ctrl-c-at-the-beginning-keeps-handlers",
-        "has raised\n            self._restore()\n            raise\n        self._within",
-        "has raised\n            raise\n        self._within",
+        "a-handler-that-raises-at-the-beginning-keeps-others",
+        "            self.__exit__()\n            raise\n",
+        "            raise\n",
     ),
+    unheld(
+        "a-handler-is-called-while-it-is-replaced",
+        "    self._within = True\n        try:\n            for number in NUMBERS:",
+        "    try:\n            for number in NUMBERS:",
+    ),
+    unheld(
+        "a-handler-that-was-set-within-is-undone",
+        "if _signal.getsignal(number) == self._hold:",
+        "if True:",
+    ),
+    unheld("a-killed-worker-of-a-loader-stops-a-step", '    "CHLD",\n', ""),
     unheld(
         "ctrl-c-at-the-end-keeps-handlers",
         "that is back has raised\n            self._restore()\n",

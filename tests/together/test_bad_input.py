@@ -416,7 +416,7 @@ def test_a_model_changed_before_the_first_step_is_refused_then() -> None:
 def test_an_expanded_parameter_is_refused() -> None:
     """Its elements share memory: no correction could be added to it."""
     inner = SGD([Parameter(torch.ones(1).expand(4))], lr=0.1)
-    with pytest.raises(UsageError, match=r"parameter 0 must be a dense .*, got an expanded one"):
+    with pytest.raises(UsageError, match=r"parameter 0 must have memory .*, got an expanded one"):
         MendOptimizer(inner, listen=LOOPBACK, timing=TIMING)
     assert MendOptimizer(inner).join().step == 0  # without peers
 

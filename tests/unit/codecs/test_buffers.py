@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import sys
 import warnings
@@ -16,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.codecs import buffers as pool
-from mend_optim.codecs.buffers import LOOK, Buffers, _size
+from mend_optim.codecs.buffers import HUGE, LOOK, PER_ROUND, Buffers, _size
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.registry import decode_packet
+from mend_optim.model.layout import Layout
+from mend_optim.own_tensors import OwnTensors
 from mend_optim.protocol.messages import Packet
 
 
@@ -174,6 +177,26 @@ def test_large_buffers_go_back_to_the_system() -> None:
         buffers.take(numel)
     assert resident() - before < full / 5
     assert top.sum() == numel
+
+
+class WithoutHugePages(mmap.mmap):
+    """As a kernel answers that has none."""
+
+    def madvise(self, *_: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+
+def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.mmap, "mmap", WithoutHugePages)
+    assert Buffers().take(HUGE // 4).fill_(1).sum() == HUGE // 4
+
+
+def test_a_learner_keeps_what_each_of_its_fragments_needs() -> None:
+    """Each may have a size of its own."""
+    weights = [torch.nn.Parameter(torch.zeros(8)) for _ in range(12)]
+    layout = Layout([str(i) for i in range(12)], weights, 12)
+    own = OwnTensors(layout, weights, torch.optim.SGD(weights), ())
+    assert own.pool._look == 12 * PER_ROUND
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

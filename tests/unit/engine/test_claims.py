@@ -222,3 +222,17 @@ def test_a_model_that_is_not_greater_after_all_is_not_taken(tokens: int, taken: 
     assert bool(engine.jobs(Install)) is taken
     assert engine.engine.state.claims.doubts(PEER) is not taken
     assert not engine.engine.state.mode.switching
+
+
+def test_failures_of_another_kind_count_if_they_are_more() -> None:
+    """Else a peer could use up the patience for each kind."""
+    for failed, others, pauses_s in ((0, 3, 8.0), (3, 1, 8.0), (0, 0, 1.0)):
+        claims, other = Claims(), Claims()
+        now = 0.0
+        for counted, times in ((claims, failed), (other, others)):
+            for _ in range(times):
+                now = counted.failed(now, PEER, 2.0, 1.0)
+        claims.expire(now, [PEER.name])
+        claims.count_in(PEER, other)
+        assert not claims.doubts(PEER)
+        assert claims.failed(now, PEER, 2.0, 1.0) - now == pauses_s

@@ -103,3 +103,14 @@ def test_a_peer_that_hands_over_something_else_than_what_is_believed_is_doubted(
     assert engine.jobs(Install) == []
     assert to not in doubted_while(engine, shown, ROUND_S - 1.0)
     assert doubted_while(engine, shown, 1.0) == [to]
+
+
+def test_what_it_did_not_hand_over_as_a_seal_counts_where_its_anchor_is_believed() -> None:
+    """Else it could hold up a learner for twice as long."""
+    engine, sealer = of_rare_rounds()
+    shown = claimed(engine.lineage)
+    wants = asked(engine, sealer, shown, seconds=2 * ROUND_S + 2 * TIMING.beat_s, answers=True)
+    assert len(wants) == 2
+    engine.engine.adoption.pulling.doubt(engine.now, sealer, engine.now - ROUND_S)
+    claims, now = engine.engine.state.claims, engine.now
+    assert claims.failed(now, sealer, ROUND_S, TIMING.beat_s) - now == 2 * ROUND_S  # the third

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,14 +38,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+@pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
 def test_a_function_is_told_of_all_events_in_order_although_it_raises(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, fault: type[BaseException]
 ) -> None:
     seen: list[int] = []
 
     def fail(event: Event) -> None:
         seen.append(event.facts["number"])
-        raise RuntimeError("a bug of the user's")
+        raise fault("a bug of the user's")
 
     callback = Callback("a", fail)
     for number in range(5):
@@ -65,7 +67,7 @@ def test_no_event_waits_for_a_function_that_hangs(caplog: pytest.LogCaptureFixtu
     callback.tell(event(1))
     callback.close(0.0)
     assert slow.seen == []
-    assert warnings(caplog) == ["a: on_event hangs: it is not told of the last events"]
+    assert warnings(caplog) == ["a: on_event hangs: the end does not wait for it"]
     slow.let_go.set()
     callback.close(PATIENCE_S)
     assert slow.seen == [0, 1]
@@ -113,6 +115,52 @@ def test_a_function_that_has_caught_up_hears_again_and_the_log_counts_what_it_mi
     callback.close(PATIENCE_S)
     assert slow.seen == [0, 1, 4]
     assert warnings(caplog)[1:] == ["a: on_event was not told of 2 events"]
+
+
+def test_a_function_that_stays_slow_fills_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of the next event once none waits, and not whenever one place is free."""
+    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    turns, done = threading.Semaphore(0), threading.Semaphore(0)
+    seen: list[int] = []
+
+    def take_turns(event: Event) -> None:
+        done.release()
+        assert turns.acquire(timeout=PATIENCE_S)
+        seen.append(event.facts["number"])
+
+    def let_it_take_one() -> None:
+        turns.release()
+        assert done.acquire(timeout=PATIENCE_S)
+
+    callback = Callback("a", take_turns)
+    callback.tell(event(0))
+    assert done.acquire(timeout=PATIENCE_S)
+    for number in (1, 2, 3):
+        callback.tell(event(number))
+    let_it_take_one()
+    callback.tell(event(4))
+    assert len(warnings(caplog)) == 1
+    let_it_take_one()
+    callback.tell(event(5))
+    for _ in range(2):
+        turns.release()
+    callback.close(PATIENCE_S)
+    assert seen == [0, 1, 2, 5]
+    assert warnings(caplog)[1:] == ["a: on_event was not told of 2 events"]
+
+
+def test_where_no_thread_can_be_started_training_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow()
+    slow.let_go.set()
+    callback = Callback("a", slow)
+    monkeypatch.setattr(room.threading.Thread, "start", Mock(side_effect=RuntimeError("no more")))
+    callback.tell(event(0))
+    callback.close(PATIENCE_S)
+    assert warnings(caplog) == ["a: no thread could be started for on_event; failures so far: 1"]
 
 
 def test_a_function_may_close_its_callback() -> None:

@@ -11,7 +11,14 @@ import pytest
 from mend_optim.runtime import interrupts
 from mend_optim.runtime.interrupts import Uninterrupted
 
-OTHERS = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+OTHERS = (
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGCHLD,  # of torch's DataLoader
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+)
 
 
 class Stopped(Exception):
@@ -181,13 +188,62 @@ def test_ctrl_c_while_handlers_are_replaced_or_restored_leaves_all_as_they_were(
         with pytest.raises(KeyboardInterrupt):
             hit_by(signal.SIGTERM, signal.SIGALRM)
         monkeypatch.undo()
-        entered = len(OTHERS) + 1
-        assert calls[before:] == ([signal.SIGTERM, signal.SIGALRM] if at > entered else [])
+        assert calls[before:] == [signal.SIGTERM, signal.SIGALRM]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert all(signal.getsignal(number) is tell for number in OTHERS)
 
     for at in range(1, 2 * len(OTHERS) + 3):
         hit_in_one_call(at)
+
+
+def test_a_handler_is_never_called_while_another_one_is_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may look: the farewell does nothing if the user has replaced its handler."""
+    seen: list[object] = []
+
+    def tell(number: int, _: object) -> None:
+        seen.append(signal.getsignal(number))
+
+    signal.signal(signal.SIGTERM, tell)
+    replace = interrupts._signal.signal
+
+    def replaced(number: int, handler: object) -> None:
+        replace(number, handler)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(interrupts._signal, "signal", replaced)
+    with Uninterrupted():
+        pass
+    monkeypatch.undo()
+    assert seen
+    assert set(seen) == {tell}
+
+
+def test_a_handler_that_sets_another_one_is_obeyed() -> None:
+    """As one does that lets the second Ctrl-C end the process."""
+
+    def once(number: int, _: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, once)
+    signal.signal(signal.SIGUSR1, stop)
+    restore = Uninterrupted._restore
+
+    def restored(self: Uninterrupted) -> None:
+        once_only.undo()
+        self._former = dict(self._former)
+        interrupts._signal.signal(signal.SIGINT, once)  # Python has put it back
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+        restore(self)
+
+    once_only = pytest.MonkeyPatch()
+    once_only.setattr(Uninterrupted, "_restore", restored)
+    with Uninterrupted():
+        pass
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
 
 def test_a_handler_that_was_kept_calls_the_users_after_the_end() -> None:

@@ -4,7 +4,7 @@
                        ◀──ack──
                        ◀──seals── until one holds the offer; that one lacks the offer's bytes
     Pull       asker ──want──▶ peer
-                     ◀──state or seal──
+                     ◀──state or seal── perhaps the seal of a sealer that the asker does not reach
     Push       peer ──state or seal──▶ asker
                     ◀──ack──
                The asker had sent its want over the control stream, because it cannot dial the peer.
@@ -227,10 +227,7 @@ class Transfers:
                 f"peer {link.id} answered an offer for fragment {offer.fragment} with a"
                 f" {_described(seal)}"
             )
-        if seal.sealer.name == link.id.name:
-            check_sender(seal, link.id)
-        else:
-            seal = replace(seal, passed_by=link.id)
+        seal = _by_its_way(seal, link)
         self._handler.receive(seal.completed(offer))
         return seal.place(offer.claim.author, offer.seq) is not None
 
@@ -238,13 +235,13 @@ class Transfers:
         with self._dial(link, "Pull") as stream:
             await stream.write(encode_want(want))
             await stream.finish()
-            message = await self._carrier.download(link, stream)
+            message = await self._carrier.download(link, stream, passed_on=True)
         if isinstance(message, Offer) or message.fragment != want.fragment:
             raise PeerError(
                 f"peer {link.id} answered a want for fragment {want.fragment} with a"
                 f" {_described(message)}"
             )
-        self._handler.receive(message)
+        self._handler.receive(_answer_to(want, message, link))
 
     async def _push(self, link: Link, message: Bulk, method: str) -> None:
         with self._dial(link, method) as stream:
@@ -387,3 +384,23 @@ class TransferServer:
 
 def _described(message: Bulk) -> str:
     return f"{type(message).__name__} for fragment {message.fragment}"
+
+
+def _by_its_way(seal: Seal, link: Link) -> Seal:
+    """The seal, with the peer that has passed it on if that is not its sealer."""
+    if seal.sealer.name != link.id.name:
+        return replace(seal, passed_by=link.id)
+    check_sender(seal, link.id)
+    return seal
+
+
+def _answer_to(want: Want, answer: Seal | State, link: Link) -> Seal | State:
+    """A peer's answer to a want, with the way that it came. Raises `PeerError` if it is somebody
+    else's anchor, or a seal of somebody else's on an anchor that was not asked for."""
+    if isinstance(answer, State):
+        check_sender(answer, link.id)
+        return answer
+    seal = _by_its_way(answer, link)
+    if seal.passed_by and seal.base != want.have:
+        raise PeerError(f"peer {link.id} passed on a seal that was not asked for")
+    return seal

@@ -64,7 +64,8 @@ BOUNDS_MUTANTS = (
         for name, call in (
             ("wants", "check_sender(want, link.id)"),
             ("own-seals", "check_sender(seal, link.id)"),
-            ("anchors", "check_sender(message, link.id)"),
+            ("pushes-and-offers", "check_sender(message, link.id)"),
+            ("anchors", "check_sender(answer, link.id)"),
         )
     ),
     without(

@@ -56,8 +56,8 @@ ZONE_MUTANTS = (
     mutant(
         "a-relays-seal-is-its-sealers",
         "transport/transfers",
-        "seal = replace(seal, passed_by=link.id)",
-        "pass",
+        "return replace(seal, passed_by=link.id)",
+        "return seal",
         of("unit/transport/test_transfers"),
     ),
 )

@@ -378,12 +378,53 @@ async def test_the_seal_of_another_sealer_names_the_relay(a, b):
     assert (taken.passed_by, taken.sender) == (b.id, b.id)
 
 
+C = PeerId("c", 1)
+
+
 @scenario
-async def test_a_want_takes_nothing_of_somebody_else(a, b):
-    a.script = Script(*to_frames(replace(seal_of(b), sealer=PeerId("c", 1))))
+async def test_a_want_takes_the_seal_of_another_sealer_on_the_anchor_that_it_names(a, b):
+    seal = replace(seal_of(b), sealer=C)
+    a.script = Script(*to_frames(seal))
+    a.transfers.pull(a.link, Want(a.id, 0, seal.base))
+    await a.comes_to_rest()
+    ((taken,),) = a.of("received")
+    assert taken == seal
+    assert (taken.passed_by, taken.sender) == (b.id, b.id)
+    assert contents(taken) == contents(seal)
+    assert a.of("undelivered") == []
+
+
+@pytest.mark.parametrize("have", [b"", b"another"])
+@scenario
+async def test_a_want_takes_no_seal_of_another_sealer_on_another_anchor(a, b, have):
+    a.script = Script(*to_frames(replace(seal_of(b), sealer=C)))
+    want = Want(a.id, 0, have)
+    a.transfers.pull(a.link, want)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, want)]
+    assert a.of("received") == []
+
+
+@scenario
+async def test_a_want_takes_no_anchor_of_somebody_else(a, b):
+    a.script = Script(*to_frames(replace(state_of(b), peer=C)))
     want = Want(a.id, 0, b"")
     a.transfers.pull(a.link, want)
     await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, want)]
+    assert a.of("received") == []
+
+
+@pytest.mark.parametrize("make", [state_of, seal_of])
+@scenario
+async def test_nothing_of_somebody_else_is_pushed(a, b, make):
+    """A go-between can be dialled, so wants for it go over no control stream."""
+    control(a)
+    want = Want(a.id, 0, b"base")
+    a.transfers.ask(a.link, want)
+    b.transfers.push(b.link, make(Recorder("c")))
+    await b.comes_to_rest()
+    assert a.faults == ["peer b#1 sent a message that claims to be from c#1"]
     assert a.of("undelivered") == [(b.id, want)]
     assert a.of("received") == []
 

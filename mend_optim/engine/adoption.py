@@ -20,7 +20,7 @@ from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.model_parts import ModelParts
 from mend_optim.engine.progress import Progress
-from mend_optim.engine.pulling import Pulling
+from mend_optim.engine.pulling import Pulling, is_between
 from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
 from mend_optim.membership.zones import are_neighbours
@@ -159,9 +159,11 @@ class Adopter:
         """A seal arrived, or was made here: advance by it, if it is on our anchor."""
         state, fragment = self.state, self.state.fragments[seal.fragment]
         is_new = seal.key > fragment.lineage.key and state.mode.may_adopt
-        if not (is_new and _may_come(seal, state)):
+        if not is_new:
             return
-        if not fragment.is_still:
+        if not (self.pulling.is_answer(seal, fragment) or _may_come(seal, fragment, state)):
+            self.pulling.in_vain(now, seal.sender, seal.fragment)
+        elif not fragment.is_still:
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
             self.pulling.missed(now, fragment, seal)
@@ -173,7 +175,7 @@ class Adopter:
         or most learners have what it led to."""
         if _is_expected(seal, fragment, self.state):
             return True
-        return self.majority.believes(fragment, seal.key, seal.sealer)
+        return self.majority.believes(fragment, seal.key, seal.sender)
 
     def _advance(self, fragment: Progress, seal: Seal) -> None:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
@@ -356,12 +358,12 @@ def _is_next(anchor: State, state: EngineState) -> bool:
     return anchor.lineage.version == state.fragments[anchor.fragment].lineage.version + 1
 
 
-def _may_come(seal: Seal, state: EngineState) -> bool:
+def _may_come(seal: Seal, fragment: Progress, state: EngineState) -> bool:
     """Whether a seal came from its sealer, through a neighbour, or through the go-between that has
     our offer. Another peer is refused."""
     if seal.passed_by is None or are_neighbours(state.roster, state.me, seal.passed_by):
         return True
-    if _is_from_go_between(seal, state):
+    if is_between(state, fragment, seal.passed_by, seal.sealer):
         return True
     sealer, passed_by = map(state.roster.find, (seal.sealer, seal.passed_by))
     # Two learners may come to reach each other while a seal is on its way, and the peer that passes
@@ -377,13 +379,8 @@ def _is_expected(seal: Seal, fragment: Progress, state: EngineState) -> bool:
     or comes from a go-between."""
     sealer, pending, wanted = seal.sealer, fragment.pending, state.wants.get(seal.fragment)
     known = {pending and pending.sent_to, wanted and wanted.peer}
-    if sealer in known or sealer.name == state.me.name or _is_from_go_between(seal, state):
+    if sealer in known or sealer.name == state.me.name:
+        return True
+    if is_between(state, fragment, seal.passed_by, sealer):
         return True
     return state.roster.may_seal(seal.fragment, sealer)
-
-
-def _is_from_go_between(seal: Seal, state: EngineState) -> bool:
-    """Whether the peer that passed on a seal has our offer, because we do not reach the sealer."""
-    sealer, pending = state.roster.find(seal.sealer), state.fragments[seal.fragment].pending
-    reached = sealer is not None and sealer.linked
-    return pending is not None and pending.sent_to == seal.passed_by and not reached

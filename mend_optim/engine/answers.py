@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from mend_optim.engine.effects import PULL, Export, Send
+from mend_optim.engine.passed_seals import PassedSeals
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key
-from mend_optim.protocol.messages import State, Want
+from mend_optim.protocol.messages import Seal, State, Want
 
 
 class Answers:
     """Keeps the wants of peers until the anchor stands still, and answers them then."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, passed_seals: PassedSeals) -> None:
         self.state = state
+        self.passed_seals = passed_seals
         # By fragment, the anchor that the worker copies out for all who want it.
         self._exporting: dict[int, Key] = {}
 
@@ -32,7 +34,7 @@ class Answers:
         if not asked or not state.mode.may_adopt or fragment.is_moving:
             return
         for want in asked:
-            seal = state.seals[p].on(want.have, fragment.lineage.key)
+            seal = self._seal_for(want)
             if seal:
                 state.unanswered.remove(want)
                 state.emit(Send(want.peer, seal, PULL))
@@ -41,6 +43,12 @@ class Answers:
         if wanted and self._exporting.get(p) != key:
             self._exporting[p] = key
             state.work(Export(p, fragment.lineage))
+
+    def _seal_for(self, want: Want) -> Seal | None:
+        """The seal that the asker lacks: one of ours, or of a sealer that it does not reach."""
+        own = self.state.fragments[want.fragment].lineage.key
+        made = self.state.seals[want.fragment].on(want.have, own)
+        return made or self.passed_seals.answer_to(want)
 
     def exported(self, job: Export, content: State) -> None:
         """The worker has copied the anchor out, for every peer that still lacks it."""

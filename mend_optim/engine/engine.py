@@ -59,12 +59,12 @@ class Engine:
         self.state = state
         self.adoption = Adopter(state)
         self.pulling = self.adoption.pulling
-        self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
         self.idleness = Idleness(state)
         self.offers = Offers(state, self.stragglers, self.idleness)
         self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
+        self.answers = Answers(state, self.sealer.relaying.passed_seals)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)
@@ -373,6 +373,7 @@ class Engine:
             self.presence.review(now)
             self.idleness.look(now)
             self.finish_wait.review(now)
+            self.sealer.relaying.passed_seals.review()
             self.beats.send_to_all(now)
 
     def _poll_all(self, now: float) -> None:

@@ -74,15 +74,20 @@ class Pulling:
         return None if is_left_out else pending
 
     def missed(self, now: float, fragment: Progress, seal: Seal) -> None:
-        """A seal came that is not on our anchor: ask its sealer for what we lack."""
-        sealer = seal.sealer
+        """A seal came that is not on our anchor: ask its sealer for what we lack, or the go-between
+        that it came through."""
+        through = is_between(self.state, fragment, seal.sender, seal.sealer)
+        sealer = seal.sender if through else seal.sealer
         is_believed = self.majority.believes(fragment, seal.key, sealer)
         if not self.state.is_me(sealer) and (is_believed or self._seals(fragment, sealer)):
             self.want(now, fragment, sealer, seal.key, seal_only=not is_believed)
 
     def _seals(self, fragment: Progress, peer: PeerId) -> bool:
-        """Whether we expect the seals of a fragment of this peer."""
-        return peer == self.state.roster.sealer(fragment.fragment)
+        """Whether we expect the seals of a fragment of this peer: of the sealer, or the go-between
+        that has our offer for it."""
+        sealer = self.state.roster.sealer(fragment.fragment)
+        passes_on = sealer is not None and is_between(self.state, fragment, peer, sealer)
+        return peer == sealer or passes_on
 
     def want(
         self,
@@ -104,6 +109,20 @@ class Pulling:
             until = now + state.policies.timing.round_timeout_s
             state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)
             state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
+
+    def is_answer(self, seal: Seal, fragment: Progress) -> bool:
+        """Whether a seal was passed on by the peer that was asked, and leads to what most learners
+        have."""
+        wanted = self.state.wants.get(seal.fragment)
+        asked = wanted is not None and wanted.peer == seal.passed_by
+        return asked and self.majority.believes(fragment, seal.key, seal.sender)
+
+    def in_vain(self, now: float, peer: PeerId, p: int) -> None:
+        """A peer's answer is not taken. Another one may be asked; it itself is, after a pause."""
+        wanted = self.state.wants.get(p)
+        if wanted and wanted.peer == peer and wanted.held is None:
+            del self.state.wants[p]
+            self.doubt(now, peer, wanted.since)
 
     def heard(self, now: float, peer: PeerId) -> None:
         """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
@@ -159,3 +178,10 @@ class Pulling:
         # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
         if switch and not switch.complete and switch.peer not in asked:
             state.end_switch()
+
+
+def is_between(state: EngineState, fragment: Progress, peer: PeerId | None, sealer: PeerId) -> bool:
+    """Whether a peer has our offer because we do not reach the sealer."""
+    known, pending = state.roster.find(sealer), fragment.pending
+    reached = state.is_me(sealer) or (known is not None and known.linked)
+    return pending is not None and pending.sent_to == peer and not reached

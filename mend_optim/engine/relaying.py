@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Join, Send
 from mend_optim.engine.joint_offers import JointOffers
+from mend_optim.engine.passed_seals import PassedSeals
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
+from mend_optim.membership.reach import are_apart
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Seal
@@ -44,6 +46,7 @@ class Relaying:
         #: By the offer's sender and its fragment.
         self._passing: dict[tuple[PeerId, int], _Passing] = {}
         self.joint = JointOffers(state)
+        self.passed_seals = PassedSeals(state)
 
     def joined(self, now: float, job: Join, done: Done) -> None:
         """The worker has joined offers, or could not. If they are on their way, they are not passed
@@ -85,13 +88,14 @@ class Relaying:
         return not is_here or are_neighbours(self.state.roster, author, by)
 
     def hand_down(self, seal: Seal) -> None:
-        """The learners whose offers this one relays get the seal from it, too."""
+        """The learners whose offers this one relays get the seal from it, too. Others may ask for
+        it."""
         state, inbox = self.state, self.state.rounds[seal.fragment].inbox
-        sealer = state.roster.find(seal.sealer)
         for peer in sorted(set(inbox) - {state.me}):
             is_near = are_neighbours(state.roster, state.me, peer)
-            if is_near or (sealer and self._is_out_of_reach(peer, sealer)):
+            if is_near or are_apart(state.roster, peer, seal.sealer):
                 state.emit(Send(peer, seal, EXCHANGE))
+        self.passed_seals.keep(seal)
 
     def arrived(self, to: PeerId, offer: Offer) -> None:
         """The sealer has the whole of an offer; whether it keeps it, its beats tell."""
@@ -109,18 +113,11 @@ class Relaying:
         for peer in sorted(set(round.inbox) - {self.state.me}):
             offer = round.inbox[peer]
             relayed = is_far and are_neighbours(roster, roster.me, peer)
-            apart = self._is_out_of_reach(peer, sealer)
+            apart = are_apart(roster, peer, sealer.id)
             wanted = relayed or apart or not self._lives(peer)
             separate = offer.carrier is None and not offer.others
             if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:
                 yield offer
-
-    def _is_out_of_reach(self, author: PeerId, sealer: Peer) -> bool:
-        """Whether a sealer that this learner reaches, and an author, do not reach each other. A
-        sealer that does not even say that it reaches us does not tell whom it reaches."""
-        peer, known = self.state.roster.find(author), {sealer.id, *sealer.reaches}
-        apart = peer is not None and author not in known and sealer.id not in peer.reaches
-        return apart and sealer.linked and self.state.me in known
 
     def _lives(self, peer: PeerId) -> bool:
         known = self.state.roster.find(peer)

@@ -1,5 +1,5 @@
-"""The last seals that this learner made of one fragment. Each of them is on the anchor that the one
-before it led to.
+"""The last seals of one fragment that this learner made, or may pass on. Each of them is on the
+anchor that the one before it led to.
 
     anchor 3 ──seal──▶ anchor 4 ──seal──▶ anchor 5, ours
 
@@ -20,7 +20,7 @@ SEALS = 3
 
 
 class SealChain:
-    """Our last seals of a fragment. Invariant: the last one leads to our anchor, or is about to."""
+    """The last seals of a fragment. Invariant: the last one leads to our anchor, or is about to."""
 
     def __init__(self) -> None:
         #: Oldest first.
@@ -30,12 +30,21 @@ class SealChain:
     def last(self) -> Seal | None:
         return self._seals[-1] if self._seals else None
 
+    @property
+    def sealers(self) -> frozenset[PeerId]:
+        return frozenset(seal.sealer for seal in self._seals)
+
     def add(self, seal: Seal, shown: Collection[Key]) -> None:
-        """A seal was made. `shown` are the anchors that live peers have, as far as we know."""
+        """A seal was made, or taken. `shown` are the anchors of live peers, as far as we know."""
         if self.last and self.last.key.digest != seal.base:
             self._seals.clear()
         least = min(shown, default=seal.key)
         self._seals = [*(kept for kept in self._seals if kept.key > least), seal][-SEALS:]
+
+    def let_go(self, shown: Collection[Key]) -> None:
+        """Keep only what leads on from these anchors."""
+        least = min(shown, default=None)
+        self._seals = [kept for kept in self._seals if least is not None and kept.key > least]
 
     def moved(self, key: Key) -> None:
         """Our anchor is this one now. If it did not come by our last seal, the chain does not lead

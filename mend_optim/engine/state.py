@@ -129,13 +129,16 @@ class EngineState:
         self.step_s = 0.0
         #: The digest of the first weights. Invariant: that of every fragment's lineage, once begun.
         self.genesis = b""
-        #: By fragment. Invariant: `fragments`, `groups`, `rounds` and `seals` are equally long.
+        #: By fragment. Invariant: `fragments`, `groups`, `rounds`, `seals` and
+        #: `passed_seals` are equally long.
         self.fragments: list[Progress] = []
         #: For every fragment that is an added group, a digest of what is in it: see `Report`.
         self.groups: tuple[bytes, ...] = ()
         self.rounds: list[Round] = []
         #: The last seals of ours, while they lead to our anchor.
         self.seals: list[SealChain] = []
+        #: The last seals of others that this learner may pass on, while they lead to our anchor.
+        self.passed_seals: list[SealChain] = []
         #: The last rounds, oldest first.
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
         #: How many offers, of any learner, the rounds of these anchors refused or scaled down. Only
@@ -273,6 +276,7 @@ class EngineState:
         self.groups = groups
         self.rounds = [Round(p) for p in range(len(fragments))]
         self.seals = [SealChain() for _ in fragments]
+        self.passed_seals = [SealChain() for _ in fragments]
         self.genesis = fragments[0].lineage.genesis
 
     def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
@@ -286,6 +290,7 @@ class EngineState:
         self.groups = groups
         self.rounds.append(Round(p))
         self.seals.append(SealChain())
+        self.passed_seals.append(SealChain())
 
     @property
     def shared(self) -> int:
@@ -344,6 +349,7 @@ class EngineState:
         lineage = self.fragments[p].lineage
         self.wants.pop(p, None)
         self.seals[p].moved(lineage.key)
+        self.passed_seals[p].moved(lineage.key)
         self.rounds[p].purge(lineage)
 
     def attest(self, now: float, p: int) -> None:

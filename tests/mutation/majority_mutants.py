@@ -121,7 +121,7 @@ MAJORITY_MUTANTS = (
     ),
     mutant(
         "anybody-seals",
-        "return self.majority.believes(fragment, seal.key, seal.sealer)",
+        "return self.majority.believes(fragment, seal.key, seal.sender)",
         "return True",
         TAKING,
     ),

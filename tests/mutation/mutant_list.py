@@ -477,8 +477,8 @@ MUTANTS = (
     Mutant("second-offer-beside-the-first", 5, "engine/progress",
            "    if self.pending or self.correction_pending", "    if self.correction_pending", PROGRESS),
     Mutant("seal-in-mid-snapshot", 5, "engine/adoption",
-           ("        if not fragment.is_still:\n"
-"            fragment.defer(seal)"), ("        if fragment.is_moving:\n"
+           ("        elif not fragment.is_still:\n"
+"            fragment.defer(seal)"), ("        elif fragment.is_moving:\n"
 "            fragment.defer(seal)"), ADOPTING),
     Mutant("anchor-in-mid-snapshot", 5, "engine/adoption",
            ("        elif not fragment.is_still:\n"
@@ -1267,8 +1267,8 @@ MUTANTS = (
     Mutant("storm-doubles-in-doubt", 5, "engine/accounts",
            "        return not lineage.admits(self.claim)", "        return False", STORM),
     Mutant("storm-moves-the-anchor-in-mid-snapshot", 5, "engine/adoption",
-           ("        if not fragment.is_still:\n"
-"            fragment.defer(seal)"), ("        if fragment.is_moving:\n"
+           ("        elif not fragment.is_still:\n"
+"            fragment.defer(seal)"), ("        elif fragment.is_moving:\n"
 "            fragment.defer(seal)"),
            ("tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[1]",)),  # rarer than the rest
     Mutant("storm-seals-below-quorum", 6, "engine/quorum",

@@ -3,7 +3,9 @@ them. Nearly all work of all of them is merged."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -69,3 +71,29 @@ def test_the_work_of_two_rooms_is_merged(
     assert cluster.seen["offer relayed"] > 10
     assert cluster.seen["seal relayed"] > 10
     assert min(shares(cluster).values()) > 0.75  # the rest is in rounds that are not over
+
+
+def longest_pause(cluster: Cluster, since: float) -> float:
+    """The longest time for which a fragment of a learner has stood still since then."""
+    moves = defaultdict(lambda: [since])
+    for learner, at, record in cluster.ledger:
+        if at > since:
+            moves[learner.name, record.fragment].append(at)
+    return max(b - a for at in moves.values() for a, b in pairwise([*at, cluster.now]))
+
+
+@pytest.mark.parametrize("seed", range(6 if DEEP else 1))
+def test_no_room_waits_for_long_for_a_go_between_that_comes_late(seed: int) -> None:
+    """When it comes, learners miss seals of sealers that they do not reach. Before, fragments stood
+    still for 30 s: until their learners believed the whole anchor of the go-between."""
+    chosen = policies(sync_every=2 * FRAGMENTS, fragments=FRAGMENTS)
+    cluster = Cluster(5, seed, chosen, loss=0.0, duplicates=0.0, delay_s=0.05, work_s=0.05)
+    cluster.speed = dict.fromkeys(cluster.names, 0.3)
+    cluster.at(0.0, cluster.cut, TWO_AND_TWO, 10_000.0)
+    cluster.run(0.01)
+    for name in cluster.names[1:]:
+        cluster.start(name)
+    cluster.at(12.0, cluster.start, "learner-0")
+    cluster.run(45.0)
+    assert longest_pause(cluster, 12.0) < 12.0
+    assert min(shares(cluster).values()) > 0.5

@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 
 from mend_optim.engine.detours import PATIENCE
-from mend_optim.engine.effects import EXCHANGE, PASS_ON, Advance, Inspect, Merge, Send
+from mend_optim.engine.effects import EXCHANGE, PASS_ON, PULL, Advance, Export, Inspect, Merge, Send
+from mend_optim.engine.seal_chain import SEALS
 from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Offer, Seal
-from tests.support.engines import ME, DrivenEngine, offer_of, seal_of
+from mend_optim.protocol.messages import Offer, Seal, State, Want
+from tests.support.engines import BASE, ME, DrivenEngine, grown, offer_of, seal_of, state_of
 
 FAR, BETWEEN, AUTHOR = (PeerId(name, 1) for name in ("far", "between", "author"))
 
@@ -90,6 +91,112 @@ def test_a_seal_of_a_sealer_that_is_reached_comes_from_nobody_else() -> None:
     assert engine.faults() == [f"seal of {BETWEEN.name} refused: it is one of {FAR.name}"]
 
 
+def behind(*others: PeerId) -> DrivenEngine:
+    """An author whose offer is with the go-between, while that one is a round ahead of it and of
+    these. It has a few anchors, so that it has something to lose."""
+    engine = author(FAR)
+    for seq in range(1, TRIAL + 1):
+        engine.receive(seal_of(engine.lineage, offer_of(FAR, seq).entry, sealer=BETWEEN))
+        engine.done(engine.jobs(Advance)[0])
+        engine.apply()
+    engine.offer()
+    for peer in others:
+        engine.beat(peer, engine.lineage, address="", reaches=(ME,))
+    engine.beat(
+        BETWEEN, grown(engine.lineage), address="between:1", reaches=(ME, FAR), held=((ME, 1),)
+    )
+    return engine
+
+
+def wants(engine: DrivenEngine) -> list[tuple[PeerId, bool]]:
+    """Who is asked, and whether for a seal on our anchor."""
+    return [(to, want.have == engine.lineage.digest) for to, want in engine.sent(Want)]
+
+
+def passed(seal: Seal, by: PeerId) -> Seal:
+    return replace(seal, passed_by=by)
+
+
+def test_a_seal_that_did_not_come_is_asked_for_at_the_go_between() -> None:
+    """Its whole anchor is the word of one of two learners, so it would not be taken for long."""
+    engine = behind(AUTHOR)
+    assert wants(engine) == [(BETWEEN, True)]
+    engine.receive(passed(seal_of(engine.lineage, sealer=FAR), BETWEEN))
+    assert len(engine.jobs(Advance)) == 1
+
+
+def test_the_whole_anchor_of_a_go_between_that_has_no_such_seal_is_not_taken() -> None:
+    engine = behind(AUTHOR)
+    engine.receive(state_of(grown(engine.lineage), peer=BETWEEN))
+    wanted = engine.engine.state.wants[0]
+    assert wanted.seal_only
+    assert wanted.held
+
+
+@pytest.mark.parametrize("why", ["another has our offer", "the sealer is reached"])
+def test_a_seal_is_asked_for_at_no_other_peer_than_that_go_between(why: str) -> None:
+    engine = behind(AUTHOR)
+    engine.engine.state.wants.clear()
+    wants(engine)
+    pending, ahead = engine.fragment.pending, grown(engine.lineage)
+    assert pending
+    if why == "another has our offer":
+        pending.sent(engine.now, AUTHOR, delivered=True)
+    else:
+        meet(engine, FAR, "far:1", ME)
+    engine.beat(BETWEEN, ahead, address="between:1", reaches=(ME, FAR))
+    assert BETWEEN not in [to for to, _ in wants(engine)]
+
+
+def test_after_a_seal_on_an_anchor_that_we_lack_the_go_between_is_asked_for_ours() -> None:
+    engine = behind(AUTHOR)
+    engine.engine.state.wants.clear()
+    wants(engine)
+    later = seal_of(grown(engine.lineage), sealer=FAR)
+    engine.receive(passed(later, BETWEEN))
+    assert wants(engine) == [(BETWEEN, True)]
+
+
+def asked_between() -> DrivenEngine:
+    """An author whose offer is with another go-between, and which has asked this one for the anchor
+    that both have."""
+    engine = behind()
+    engine.engine.state.wants.clear()
+    wants(engine)
+    pending, ahead = engine.fragment.pending, grown(engine.lineage)
+    assert pending
+    meet(engine, AUTHOR, "author:1", ME, FAR)
+    pending.sent(engine.now, AUTHOR, delivered=False)
+    engine.beat(AUTHOR, ahead, address="author:1", reaches=(ME, FAR))
+    engine.engine.state.wants.clear()
+    wants(engine)
+    engine.beat(BETWEEN, ahead, address="between:1", reaches=(ME, FAR))
+    assert wants(engine) == [(BETWEEN, True)]
+    return engine
+
+
+def test_any_peer_may_answer_with_a_seal_to_an_anchor_that_most_learners_have() -> None:
+    engine = asked_between()
+    engine.receive(passed(seal_of(engine.lineage, sealer=FAR), BETWEEN))
+    assert len(engine.jobs(Advance)) == 1
+
+
+@pytest.mark.parametrize("wrong", ["asker", "anchor"])
+def test_a_seal_of_another_sealer_that_is_no_such_answer_is_not_taken(wrong: str) -> None:
+    """And the peer that was asked is waited for no more. It is asked anew after a pause: else it
+    could make this learner fetch one such seal with each beat."""
+    engine = asked_between()
+    seal = seal_of(engine.lineage, sealer=FAR)
+    if wrong == "asker":
+        engine.receive(passed(seal, PeerId("fourth", 1)))
+    else:
+        made_up = seal_of(engine.lineage, offer_of(FAR, 9, steps=40).entry, sealer=FAR)
+        engine.receive(passed(made_up, BETWEEN))
+    assert engine.jobs(Advance) == []
+    assert list(engine.engine.state.wants) == ([0] if wrong == "asker" else [])
+    assert engine.engine.state.claims.doubts(BETWEEN) == (wrong == "anchor")
+
+
 def wait(engine: DrivenEngine, seconds: float) -> None:
     """The go-between says all the time that it reaches the sealer."""
     until = engine.now + seconds
@@ -159,6 +266,108 @@ def test_it_passes_on_what_the_sealer_does_not_get_itself(
     engine.receive(seal_of(engine.lineage, offer_of(AUTHOR).entry, sealer=FAR))
     engine.done(engine.jobs(Advance)[0])
     assert sends(engine, Seal) == ([(AUTHOR, EXCHANGE)] if passes else [])
+
+
+def missed(rounds: int, *, apart: bool = True) -> DrivenEngine:
+    """A go-between that has had so many rounds of the sealer's, while an author has had none."""
+    engine = DrivenEngine(seals=False)
+    reaches = (ME,) if apart else (ME, AUTHOR)
+    for version in range(rounds + 1):
+        engine.beat(FAR, engine.lineage, address="far:1", reaches=reaches)
+        engine.engine.linked(engine.now, FAR, True)
+        meet(engine, AUTHOR, "", ME)
+        if version < rounds:
+            engine.receive(seal_of(engine.lineage, sealer=FAR))
+            engine.done(engine.jobs(Advance)[0])
+            engine.apply()
+    sends(engine, Seal)
+    return engine
+
+
+def kept(engine: DrivenEngine) -> int:
+    return len(engine.engine.state.passed_seals[0]._seals)
+
+
+def test_a_go_between_hands_the_seal_of_another_to_the_author_that_missed_it() -> None:
+    engine = missed(2)
+    has = BASE
+    for _ in range(2):
+        engine.receive(Want(AUTHOR, 0, has.digest))
+        ((to, seal),) = engine.sent(Seal)
+        assert (to, seal.sealer, seal.base) == (AUTHOR, FAR, has.digest)
+        has = has.seal(seal.members, seal.payload)
+    assert has == engine.lineage
+    assert engine.engine.state.unanswered == []
+
+
+def test_the_answer_goes_down_the_stream_of_the_want() -> None:
+    engine = missed(1)
+    engine.receive(Want(AUTHOR, 0, BASE.digest))
+    assert sends(engine, Seal) == [(AUTHOR, PULL)]
+
+
+@pytest.mark.parametrize("asker", [FAR, PeerId("stranger", 1)])
+def test_others_get_the_whole_anchor(asker: PeerId) -> None:
+    """They reach the sealer, as far as is known."""
+    engine = missed(1)
+    engine.receive(Want(asker, 0, BASE.digest))
+    engine.done(engine.jobs(Export)[0])
+    assert engine.sent(Seal) == []
+    assert [to for to, _ in engine.sent(State)] == [asker]
+
+
+def test_seals_are_kept_only_for_learners_that_the_sealer_does_not_reach() -> None:
+    assert kept(missed(2)) == 2
+    assert kept(missed(2, apart=False)) == 0
+
+
+def test_a_go_between_keeps_a_few_seals_however_old_an_anchor_is_shown() -> None:
+    engine = missed(SEALS + 3)
+    assert kept(engine) == SEALS
+
+
+@pytest.mark.parametrize("how", ["shown", "met", "gone", "our seal"])
+def test_a_seal_that_nobody_lacks_any_more_is_let_go(how: str) -> None:
+    engine = missed(2)
+    if how == "shown":
+        engine.beat(AUTHOR, engine.lineage, address="", reaches=(ME,))
+    elif how == "met":
+        engine.beat(AUTHOR, BASE, address="", reaches=(ME, FAR))
+    elif how == "gone":
+        engine.engine.state.roster.leave(AUTHOR)
+    else:
+        engine.engine.state.fragments[0].lineage = grown(engine.lineage)
+        engine.engine.state.moved(0)
+        assert kept(engine) == 0
+    engine.tick(2.0)
+    assert kept(engine) == 0
+
+
+def test_what_one_learner_still_lacks_is_kept() -> None:
+    engine = missed(2)
+    first = BASE.seal(seal_of(BASE).members, seal_of(BASE).payload)
+    engine.beat(AUTHOR, first, address="", reaches=(ME,))
+    engine.tick(1.5)
+    assert kept(engine) == 1
+    engine.receive(Want(AUTHOR, 0, first.digest))
+    assert len(engine.sent(Seal)) == 1
+
+
+def test_the_seals_of_a_former_sealer_are_kept_for_its_learners_too() -> None:
+    """The next sealer is of the other room. It reaches the author, but has no seal of the other
+    sealer's."""
+    engine = missed(1)
+    second = PeerId("second", 1)
+    engine.beat(second, engine.lineage, address="second:1", reaches=(ME, AUTHOR))
+    engine.engine.linked(engine.now, second, True)
+    engine.beat(AUTHOR, BASE, address="", reaches=(ME, second))
+    engine.receive(seal_of(engine.lineage, sealer=second))
+    engine.engine.state.wants.clear()
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert kept(engine) == 2
+    engine.receive(Want(AUTHOR, 0, BASE.digest))
+    assert [(to, seal.sealer) for to, seal in engine.sent(Seal)] == [(AUTHOR, FAR)]
 
 
 def test_the_offer_of_the_sealer_itself_stays() -> None:

@@ -329,14 +329,6 @@ GO_BETWEEN_MUTANTS = (
         8,
     ),
     mutant(
-        "seals-are-kept-for-those-that-have-them",
-        PASSED,
-        "if key < last.key and any(",
-        "if any(",
-        ENGINE,
-        8,
-    ),
-    mutant(
         "seals-of-a-former-sealer-are-let-go",
         PASSED,
         "self._lacking(seal, {seal.sealer, *chain.sealers})",

@@ -255,6 +255,10 @@ class Outcomes:
         superseded = fragment.superseded_tokens - superseded
         by = rollback.by if rollback else ""
         record = replace(record, sealer=by, superseded_tokens=superseded)
+        if superseded > 0:
+            # The number of our last offer in it may not tell: it may have been made elsewhere.
+            names = {*record.superseded, state.me.name}
+            record = replace(record, superseded=tuple(sorted(names)))
         state.record(record)
         state.moved(p)
         return record

@@ -1,4 +1,4 @@
-"""Who reaches whom, as the beats of learners tell."""
+"""Which learners reach each other, as their beats tell."""
 
 from __future__ import annotations
 

@@ -1468,6 +1468,7 @@ MUTANTS = (
            "tensor.shape == parameter.shape or", "False and", RUINED),
     Mutant("counters-begin-anew", 10, "model/ruined_state",
            "if name != \"step\"}", "if name}", RUINED),
+    Mutant("a-ledger-does-not-name-its-own-learner", 5, "engine/outcomes", "        if superseded > 0:", "        if False:", of("unit/engine/test_adoption", "names_itself")),
     Mutant("beyond-help-at-every-step", 7, "engine/healing", "if not was_known:", "if True:", HEALING),
     Mutant("beyond-help-for-ever", 7, "engine/progress", "        self.residual.forget()\n        self.ruined_anchor = None\n", "        self.residual.forget()\n", HEALING),
     Mutant("beyond-help-with-any-anchor", 7, "engine/progress", "return self.ruined_anchor == self.lineage.key", "return self.ruined_anchor is not None", of("unit/engine/test_ending")),

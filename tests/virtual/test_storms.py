@@ -141,7 +141,8 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "seed", [1549, 5253, 31113, 4114, 4235, 6437, 12581, 16180, 16275, 8508, 18649, 19403, 220781]
+    "seed",
+    [1549, 5253, 31113, 4114, 4235, 6437, 12581, 16180, 16275, 8508, 18649, 19403, 220781, 310069],
 )
 def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))

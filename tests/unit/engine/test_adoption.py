@@ -727,3 +727,20 @@ def test_who_was_asked_and_then_fell_silent_is_not_waited_for() -> None:
     engine.beat(THIRD, newest)
     ((asked, want),) = engine.sent(Want)
     assert (asked, want.have) == (THIRD, BASE.digest)
+
+
+def test_a_learner_names_itself_if_an_anchor_lacks_its_earlier_work() -> None:
+    """The anchor has its last offer, which was merged elsewhere. So by the numbers of offers
+    nothing is missing."""
+    engine = among_peers()
+    mine = Entry(ME, 1, 40, 4)
+    engine.fragment.share.add(ME, {1: 0}, 40)
+    engine.fragment.share.add(ME, {2: 0}, 5)
+    engine.fragment.lineage = grown(engine.lineage, mine)
+    theirs = grown(grown(BASE), mine._replace(seq=2))
+    engine.beat(PEER, theirs)
+    engine.receive(state_of(theirs))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    record = engine.engine.state.records[-1]
+    assert (record.superseded, record.superseded_tokens) == (("me",), 40 - 5)

@@ -21,11 +21,19 @@ class Callback:
     Args:
         name: the learner's name.
         function: called with every event. It may raise.
+        end: called with what is no `Exception`, as `sys.exit()` raises: the next step is to raise
+            it.
     """
 
-    def __init__(self, name: str, function: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Event], None],
+        end: Callable[[BaseException], object],
+    ) -> None:
         self._name = name
         self._function = function
+        self._end = end
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         #: Events are dropped from when too many wait until none does.
         self._dropped = 0
@@ -74,11 +82,18 @@ class Callback:
                 log.warning("%s: on_event hangs: the end does not wait for it", self._name)
 
     def _run(self) -> None:
-        while (event := self._waiting.get()) is not None:
-            try:
-                self._function(event)
-            except BaseException:  # sys.exit() in it would end this thread alone
-                self._report_failure(f"on_event failed, told of {event.kind!r}")
+        try:
+            while (event := self._waiting.get()) is not None:
+                self._call(event)
+        except BaseException as error:
+            self._end(error)
+            log.exception("%s: on_event ends training", self._name)
+
+    def _call(self, event: Event) -> None:
+        try:
+            self._function(event)
+        except Exception:
+            self._report_failure(f"on_event failed, told of {event.kind!r}")
 
     def _report_failure(self, what: str) -> None:
         """One that fails at every event would fill the log: so the 1st, 2nd, 4th, 8th … are

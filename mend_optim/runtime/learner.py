@@ -95,7 +95,7 @@ class Learner:
         self.guard = Guard()
         self.engine = engine(time.monotonic())
         self.worker = MergeWorker(self.guard, self._finished)
-        self._reporter = Reporter(lambda: self.me, ledger, on_event, self._present_period)
+        self._reporter = Reporter(lambda: self.me, ledger, on_event, self._period, self.guard.end)
         #: The thread that closes it, or has closed it.
         self.closer: int | None = None
         self._ended = threading.Event()
@@ -327,9 +327,9 @@ class Learner:
 
     def period(self) -> int:
         """The period of the run, if it chooses its own; else 0."""
-        return self._present_period() if self.engine.state.policies.auto else 0
+        return self._period() if self.engine.state.policies.auto else 0
 
-    def _present_period(self) -> int:
+    def _period(self) -> int:
         with self.mutex:
             return self.engine.state.schedule.sync_every
 

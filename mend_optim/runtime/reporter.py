@@ -21,6 +21,7 @@ class Reporter:
         ledger: path of the ledger, if there is one.
         on_event: called with every event.
         period: returns the present period of the run.
+        end: called with what `on_event` raises to end training.
     """
 
     def __init__(
@@ -29,11 +30,12 @@ class Reporter:
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
         period: Callable[[], int],
+        end: Callable[[BaseException], object],
     ) -> None:
         self._me = me
         self._log = EventLog(me().name, period)
         self._ledger = LedgerFile(ledger, me()) if ledger else None
-        self._callback = Callback(me().name, on_event) if on_event else None
+        self._callback = Callback(me().name, on_event, end) if on_event else None
 
     def report(self, event: Event) -> None:
         """Write an event to ledger and log, and call back. None of them may hurt training."""

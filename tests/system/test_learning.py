@@ -180,7 +180,7 @@ def test_what_is_in_the_file_is_not_repeated(
     out = tmp_path / "runs.jsonl"
     taken: list[Run] = []
 
-    def fake(runs: list[Run], jobs: int) -> list[Record]:
+    def fake(runs: list[Run], jobs: int, device: str) -> list[Record]:
         taken.extend(runs)
         return [Record(run=run, outcome=outcome(4.0, 3.0, 2.0, 1.0)) for run in runs[:2]]
 
@@ -330,7 +330,7 @@ def test_lines_of_the_bench_have_the_goals() -> None:
 def test_the_bench_has_a_line_for_every_share_and_every_worst_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fake(runs: list[Run], jobs: int) -> list[Record]:
+    def fake(runs: list[Run], jobs: int, device: str = "cpu") -> list[Record]:
         ends = {ALONE: 2.0, PARALLEL: 1.0}
         return [
             Record(run=run, outcome=outcome(4.0, 3.0, 2.5, ends.get(run.arm, 1.5))) for run in runs

@@ -38,17 +38,34 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
+def never(error: BaseException) -> None:
+    raise AssertionError(error)
+
+
+def test_what_is_to_end_the_script_is_told_on(caplog: pytest.LogCaptureFixture) -> None:
+    """As an exception of the thread alone, that of sys.exit() would end nothing."""
+    told: list[BaseException] = []
+
+    def leave(_: Event) -> None:
+        raise SystemExit(3)
+
+    callback = Callback("a", leave, told.append)
+    callback.tell(event(0))
+    callback.close(PATIENCE_S)
+    assert [(type(error), error.args) for error in told] == [(SystemExit, (3,))]
+    assert warnings(caplog) == ["a: on_event ends training"]
+
+
 def test_a_function_is_told_of_all_events_in_order_although_it_raises(
-    caplog: pytest.LogCaptureFixture, fault: type[BaseException]
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[int] = []
 
     def fail(event: Event) -> None:
         seen.append(event.facts["number"])
-        raise fault("a bug of the user's")
+        raise RuntimeError("a bug of the user's")
 
-    callback = Callback("a", fail)
+    callback = Callback("a", fail, never)
     for number in range(5):
         callback.tell(event(number))
     callback.close(PATIENCE_S)
@@ -61,7 +78,7 @@ def test_a_function_is_told_of_all_events_in_order_although_it_raises(
 
 def test_no_event_waits_for_a_function_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
-    callback = Callback("a", slow)
+    callback = Callback("a", slow, never)
     callback.tell(event(0))
     assert slow.called.wait(PATIENCE_S)
     callback.tell(event(1))
@@ -78,7 +95,7 @@ def test_so_many_events_wait_for_a_function_and_no_more(
 ) -> None:
     monkeypatch.setattr(room, "MOST_WAITING", 2)
     slow = Slow()
-    callback = Callback("a", slow)
+    callback = Callback("a", slow, never)
     callback.tell(event(0))
     assert slow.called.wait(PATIENCE_S)
     for number in range(1, 6):
@@ -104,7 +121,7 @@ def test_a_function_that_has_caught_up_hears_again_and_the_log_counts_what_it_mi
         if event.facts["number"] == 1:
             last.set()
 
-    callback = Callback("a", tell)
+    callback = Callback("a", tell, never)
     callback.tell(event(0))
     assert slow.called.wait(PATIENCE_S)
     for number in range(1, 4):
@@ -134,7 +151,7 @@ def test_a_function_that_stays_slow_fills_no_log(
         turns.release()
         assert done.acquire(timeout=PATIENCE_S)
 
-    callback = Callback("a", take_turns)
+    callback = Callback("a", take_turns, never)
     callback.tell(event(0))
     assert done.acquire(timeout=PATIENCE_S)
     for number in (1, 2, 3):
@@ -156,7 +173,7 @@ def test_where_no_thread_can_be_started_training_goes_on(
 ) -> None:
     slow = Slow()
     slow.let_go.set()
-    callback = Callback("a", slow)
+    callback = Callback("a", slow, never)
     monkeypatch.setattr(room.threading.Thread, "start", Mock(side_effect=RuntimeError("no more")))
     callback.tell(event(0))
     callback.close(PATIENCE_S)
@@ -170,14 +187,14 @@ def test_a_function_may_close_its_callback() -> None:
         callback.close(PATIENCE_S)
         ended.set()
 
-    callback = Callback("a", close)
+    callback = Callback("a", close, never)
     callback.tell(event(0))
     assert ended.wait(PATIENCE_S)
 
 
 def test_a_reporter_that_is_closed_has_told_of_all_events() -> None:
     slow = Slow()
-    reporter = Reporter(lambda: PeerId("a", 1), None, slow, lambda: 1)
+    reporter = Reporter(lambda: PeerId("a", 1), None, slow, lambda: 1, never)
     for number in range(3):
         reporter.report(event(number))
     slow.let_go.set()

@@ -61,13 +61,13 @@ class Callback:
             self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="mend-callback", daemon=True)
+        # Known before it starts: the function may ask at once whether it is the caller.
+        self._thread = threading.Thread(target=self._run, name="mend-callback", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError:  # too many threads, or the interpreter is shutting down
+            self._thread = None
             self._report_failure("no thread could be started for on_event")
-        else:
-            self._thread = thread
 
     def is_own_thread(self) -> bool:
         """Whether the caller is the function."""

@@ -180,6 +180,27 @@ def test_where_no_thread_can_be_started_training_goes_on(
     assert warnings(caplog) == ["a: no thread could be started for on_event; failures so far: 1"]
 
 
+def test_the_first_call_is_known_to_be_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the thread that starts it has not come back yet."""
+    seen: list[bool] = []
+    called = threading.Event()
+
+    def look(_: Event) -> None:
+        seen.append(callback.is_own_thread())
+        called.set()
+
+    def start_and_wait(thread: threading.Thread) -> None:
+        start(thread)
+        assert called.wait(PATIENCE_S)
+
+    start = room.threading.Thread.start
+    callback = Callback("a", look, never)
+    monkeypatch.setattr(room.threading.Thread, "start", start_and_wait)
+    callback.tell(event(0))
+    callback.close(PATIENCE_S)
+    assert seen == [True]
+
+
 def test_a_function_may_close_its_callback() -> None:
     ended = threading.Event()
 

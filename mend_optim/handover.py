@@ -146,11 +146,11 @@ class Handover:
         """Apply the corrections that are ready and copy the fragments that are due; under
         `adopt_after`, wait for an anchor that is due now.
 
-        `check` is called before anything is copied, and may raise."""
+        `check` is called before anything is applied or copied, and may raise."""
         deadline = time.monotonic() + self._patience_s
         while True:
             with Uninterrupted():
-                todo = self._learner.take()
+                todo = self._learner.take(check)
                 if todo.corrections:
                     with self._tensors.watch.moving():
                         for correction in todo.corrections:

@@ -159,14 +159,15 @@ class Learner:
         with Uninterrupted(), self.mutex:
             self.engine.boundaries.stepped(tokens, seconds, rate)
 
-    def take(self) -> Todo:
-        """Take the corrections that are due, and reserve the fragments that are to be copied."""
+    def take(self, check: Callable[[], None]) -> Todo:
+        """Take the corrections that are due, or none if `check` raises; reserve the due copies."""
         with Uninterrupted(), self.mutex:
-            now = time.monotonic()
             boundaries, mailbox = self.engine.boundaries, self.worker.mailbox
-            corrections = [mailbox.pop(p) for p in list(mailbox) if not boundaries.holds_back(p)]
-            for correction in corrections:
-                self.engine.correction_applied(now, correction.fragment, correction.replace)
+            if due := [p for p in mailbox if not boundaries.holds_back(p)]:
+                check()
+            corrections = [mailbox.pop(p) for p in due]
+            for p, correction in zip(due, corrections, strict=True):
+                self.engine.correction_applied(time.monotonic(), p, correction.replace)
             founding = boundaries.founding
             fragments_to_copy = {p: boundaries.moments(p) for p in boundaries.fragments_to_copy()}
             if fragments_to_copy and founding:
@@ -240,7 +241,8 @@ class Learner:
 
     def wait_for_correction(self, timeout_s: float) -> bool:
         """Under `adopt_after`, wait until `take` has a correction or need not wait for one."""
-        return self.wait(self._may_go_on, timeout_s)
+        mailbox, boundaries = self.worker.mailbox, self.engine.boundaries
+        return self.wait(lambda: bool(mailbox) or not boundaries.must_wait(), timeout_s)
 
     def give_up(self) -> None:
         """Go on without the anchor that `take` said to wait for: it did not come in time."""
@@ -272,10 +274,6 @@ class Learner:
         if error is not None:
             self.guard.error = None
             raise MendError(FAILED) from error
-
-    def _may_go_on(self) -> bool:
-        assert self.guard.is_held()
-        return bool(self.worker.mailbox) or not self.engine.boundaries.must_wait()
 
     def has_work(self) -> bool:
         """Whether `take` has something to do. Call it with the mutex held."""

@@ -107,6 +107,8 @@ MUTANTS = (
     Mutant("worker-applies-corrections", 2, "runtime/learner",
            "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
+    Mutant("a-correction-of-another-shape-is-lost", 2, "runtime/learner", "                check()\n", "                pass\n",
+           of("together/test_optimizer")),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "training_run",
            'self.refuse_misplaced("step")', "pass", of("together/test_optimizer")),
     Mutant("global-weights-stay", 2, "own_tensors",

@@ -112,6 +112,22 @@ def test_a_merge_that_comes_meanwhile_waits_until_the_weights_are_back() -> None
         assert read(a) == [-1.0]
 
 
+def test_a_correction_waits_for_a_parameter_of_another_shape() -> None:
+    """torch could not add it, and it would be lost."""
+    with cluster(descent(1.0), descent(1.0), sync_every=1) as (a, b):
+        step(a, 1.0)
+        step(b, 3.0)
+        until(a, lambda: a._learner.worker.mailbox)  # type: ignore[union-attr]
+        (parameter,) = a.param_groups[0]["params"]
+        own, parameter.data, parameter.grad = parameter.data, torch.zeros(2, 2), None
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"parameter 0 must keep its shape \[3\]"):
+                a.step()
+        parameter.data = own
+        step(a, 0.0)
+        assert read(a) == [-1.0]
+
+
 CALLS = [lambda o: o.step(), lambda o: o.synchronize(), lambda o: o.global_weights().__enter__()]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mend_optim.membership.peer import Peer
+from mend_optim.membership.reach import are_apart
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.lineage import PeerId
@@ -55,7 +56,7 @@ def first_hop(
         return between
     if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):
         return to
-    able = [p for p in roster if p.id not in without and _can_relay(roster, p, fragment)]
+    able = [p for p in roster if p.id not in without and _can_relay(roster, p, fragment, to)]
     ids = {peer.id.name: peer.id for peer in able}
     if roster.address:
         ids[roster.me.name] = roster.me
@@ -64,6 +65,7 @@ def first_hop(
     return ids[sealer_of(fragment, ids)]
 
 
-def _can_relay(roster: Roster, peer: Peer, fragment: int) -> bool:
+def _can_relay(roster: Roster, peer: Peer, fragment: int, to: PeerId) -> bool:
     is_here = are_neighbours(roster, roster.me, peer.id) and peer.has(fragment)
-    return is_here and bool(peer.address) and peer.training and not peer.suspected
+    is_able = bool(peer.address) and peer.training and not peer.suspected
+    return is_here and is_able and not are_apart(roster, peer.id, to)

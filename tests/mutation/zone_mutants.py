@@ -21,6 +21,13 @@ ZONE_MUTANTS = (
     mutant(
         "who-cannot-be-dialled-relays", RULES, "    if roster.address:\n", "    if True:\n", HOPS
     ),
+    mutant(
+        "who-does-not-reach-the-sealer-relays",
+        RULES,
+        " and not are_apart(roster, peer.id, to)",
+        "",
+        HOPS,
+    ),
     mutant("all-may-relay", RULES, "p.id not in without and ", "", HOPS),
     mutant(
         "no-relays",

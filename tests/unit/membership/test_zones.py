@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.zones import are_neighbours, first_hop, zone_of
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat
+from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
 from tests import reference
 
@@ -65,6 +65,18 @@ def test_a_learner_that_cannot_relay_does_not() -> None:
     assert relay_of_a(roster) == {"a"}
     roster.link(2.0, b, True)
     assert relay_of_a(roster) == {"a", "b"}
+
+
+def test_a_learner_that_does_not_reach_the_sealer_does_not_relay() -> None:
+    """It would keep the offer for good."""
+
+    def reaching(names: str) -> Roster:
+        rumors = tuple(Rumor(PeerId(name, 1), f"{name}:1", 1, reached=True) for name in names)
+        return roster_of("a", THREE, roster=rumors)
+
+    assert relay_of_a(reaching("abc")) == {"a", "b"}
+    assert relay_of_a(reaching("a")) == {"a"}
+    assert relay_of_a(reaching("")) == {"a", "b"}  # nobody tells
 
 
 def test_a_learner_that_cannot_be_dialled_relays_for_nobody() -> None:

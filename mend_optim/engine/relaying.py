@@ -1,6 +1,7 @@
 """Offers that a learner holds for rounds that another one runs, and passes on to that sealer: those
 of learners that are gone, because nobody else has a copy; those that it relays for its zone; and
-those of learners that do not reach the sealer.
+those of learners that do not reach the sealer. If this learner does not reach it either, they go to
+a go-between, which does the same.
 
 The sealer may refuse such an offer for good: because of its size, its signature, or its author's
 name. So the holder waits twice as long after each time. After `TRIES` it gives up the offer of a
@@ -29,10 +30,10 @@ TRIES = 5
 
 @dataclass(slots=True, kw_only=True)
 class _Passing:
-    """How often an offer has reached the sealer."""
+    """How often an offer has reached the sealer, or a go-between."""
 
     seq: int
-    sealer: PeerId
+    to: PeerId
     #: Before this time it is not sent again.
     next_at: float
     arrived: int = 0
@@ -61,23 +62,24 @@ class Relaying:
         sealer = state.roster.find(state.sealer(round.fragment) or state.me)
         if sealer is None:
             return
+        to = self._next_hop(round, sealer)
         lacking = [
             offer
-            for offer in self._lacking(round, sealer)
-            if now >= self._passing_of(now, offer, sealer.id).next_at
+            for offer in self._lacking(round, sealer, to)
+            if now >= self._passing_of(now, offer, to.id).next_at
         ]
         if self.joint.gathers(now, round, sealer.id, lacking):
             return
         for offer in lacking:
-            passing = self._passing_of(now, offer, sealer.id)
+            passing = self._passing_of(now, offer, to.id)
             if passing.arrived >= TRIES and not self._lives(offer.peer):
                 round.drop(offer.peer)
                 state.fault(
                     f"offer {offer.seq} of {offer.peer.name}, which is gone, given up:"
-                    f" {sealer.id.name} did not keep it {TRIES} times"
+                    f" {to.id.name} did not keep it {TRIES} times"
                 )
             else:
-                state.emit(Send(sealer.id, offer, PASS_ON))
+                state.emit(Send(to.id, offer, PASS_ON))
                 self._wait(now, passing)
 
     def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
@@ -98,16 +100,23 @@ class Relaying:
         self.passed_seals.keep(seal)
 
     def arrived(self, to: PeerId, offer: Offer) -> None:
-        """The sealer has the whole of an offer; whether it keeps it, its beats tell."""
+        """A peer has the whole of an offer; whether it keeps it, its beats tell."""
         passing = self._passing.get((offer.peer, offer.fragment))
-        if passing and (passing.seq, passing.sealer) == (offer.seq, to):
+        if passing and (passing.seq, passing.to) == (offer.seq, to):
             passing.arrived += 1
 
-    def _lacking(self, round: Round, sealer: Peer) -> Iterator[Offer]:
-        """Offers with work which the sealer does not hold: of learners that are gone, of those that
-        the sealer does not reach, and of those of this zone if the sealer is in another one."""
+    def _next_hop(self, round: Round, sealer: Peer) -> Peer:
+        """The sealer, or a go-between if this learner does not reach it."""
+        roster = self.state.roster
+        between = roster.go_betweens.choose(round.fragment, sealer.id, zone=roster.zone)
+        return roster.find(between or sealer.id) or sealer
+
+    def _lacking(self, round: Round, sealer: Peer, to: Peer) -> Iterator[Offer]:
+        """Offers with work which the next hop does not hold: of learners that are gone, of those
+        that the sealer does not reach, and of those of this zone if the sealer is in another
+        one."""
         p, roster = round.fragment, self.state.roster
-        reports = sealer.beat.reports if sealer.beat else ()
+        reports = to.beat.reports if to.beat else ()
         held = reports[p].held if p < len(reports) else ()
         is_far = not are_neighbours(roster, roster.me, sealer.id)
         for peer in sorted(set(round.inbox) - {self.state.me}):
@@ -123,11 +132,11 @@ class Relaying:
         known = self.state.roster.find(peer)
         return known is not None and not known.suspected
 
-    def _passing_of(self, now: float, offer: Offer, sealer: PeerId) -> _Passing:
+    def _passing_of(self, now: float, offer: Offer, to: PeerId) -> _Passing:
         place = offer.peer, offer.fragment
         known = self._passing.get(place)
-        if known is None or (known.seq, known.sealer) != (offer.seq, sealer):
-            known = _Passing(seq=offer.seq, sealer=sealer, next_at=now)
+        if known is None or (known.seq, known.to) != (offer.seq, to):
+            known = _Passing(seq=offer.seq, to=to, next_at=now)
             self._passing[place] = known
         return known
 

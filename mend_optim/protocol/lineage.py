@@ -229,9 +229,12 @@ class Lineage:
     merged: Mapping[PeerId, int] = field(default_factory=dict)
     #: By name, the oldest incarnation that is remembered, if older ones are forgotten.
     oldest: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    #: The names of all authors.
+    names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "merged", MappingProxyType(dict(self.merged)))
+        object.__setattr__(self, "names", frozenset(author.name for author in self.merged))
         object.__setattr__(self, "oldest", MappingProxyType(_oldest(self.merged)))
 
     @classmethod
@@ -333,7 +336,8 @@ class ModelKey(NamedTuple):
     rollbacks: int
     #: Tokens in all anchors of the model.
     tokens: int
-    #: How far a learner has begun with it (`begun`). Breaks the tie before the first seal.
+    #: How far a learner has begun with it (`begun`), while no anchor has any work. Later this is
+    #: the same for all: two learners between which there is a third one must agree on an order.
     begun: int
     #: The sum of the anchors' versions.
     version: int
@@ -341,20 +345,25 @@ class ModelKey(NamedTuple):
     genesis: bytes
 
 
+#: How far a learner has begun with a model that it has trained.
+STEPPED = 2
+
+
 def begun(joined: bool, step: int) -> int:
     """How far a learner has begun with its model: 0 before it joins, then 1, and 2 from its first
     step on. A model with steps is worth more than first weights. A learner that has joined steps
     at any time, so a newcomer must not give it other weights."""
-    return 2 if step else int(joined)
+    return STEPPED if step else int(joined)
 
 
 def model_key(keys: Iterable[Key], genesis: bytes, begun: int) -> ModelKey:
     """Return a model's place in the order of models, from its anchors' keys."""
     listed = list(keys)
+    tokens = sum(k.tokens for k in listed)
     return ModelKey(
         rollbacks=rollbacks(genesis),
-        tokens=sum(k.tokens for k in listed),
-        begun=begun,
+        tokens=tokens,
+        begun=STEPPED if tokens else begun,
         version=sum(k.version for k in listed),
         genesis=genesis,
     )

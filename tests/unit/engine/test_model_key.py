@@ -22,10 +22,11 @@ def test_models_are_ordered_by_the_sums_over_their_fragments(
     fragments: list[Lineage], genesis: bytes
 ) -> None:
     key = model_key((f.key for f in fragments), genesis, 1)
+    tokens = sum(f.tokens for f in fragments)
     assert key == (
         0,
-        sum(f.tokens for f in fragments),
-        1,
+        tokens,
+        2 if tokens else 1,
         sum(f.version for f in fragments),
         genesis,
     )
@@ -38,6 +39,13 @@ def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
     assert model_key([fresh.key], b"a", steps) > model_key([fresh.key], b"z", joined)
     assert model_key([fresh.key], b"a", joined) > model_key([fresh.key], b"z", 0)
     assert model_key([fresh.key], b"z", 0) > model_key([Lineage.fresh(b"a").key], b"a", 0)
+
+
+def test_all_who_have_a_trained_model_show_the_same() -> None:
+    """A go-between that has only joined stands for the learners that it has the model of. If it
+    showed less than they do, their rooms would keep a model each."""
+    trained = Lineage(tokens=1, version=0, digest=b"d", genesis=b"a")
+    assert model_key([trained.key], b"a", 1) == model_key([trained.key], b"a", 2)
 
 
 def test_steps_count_before_a_learner_joins() -> None:

@@ -34,7 +34,7 @@ class Beats:
         reports = [
             Report(
                 state.key(fragment),
-                state.rounds[fragment.fragment].held(),
+                self._held(fragment.fragment),
                 group,
                 fragment.held.told(),
             )
@@ -63,6 +63,15 @@ class Beats:
             zone=state.roster.zone,
             takes_joint=state.takes_joint(0),
         )
+
+    def _held(self, p: int) -> tuple[tuple[PeerId, int], ...]:
+        """The offers here. One of this learner's own says that it runs the rounds: see
+        `standoffs.py`. A relay's own offer, and that of a former sealer, may be here, too."""
+        state = self.state
+        held = state.rounds[p].held()
+        if state.sealer(p) == state.me:
+            return held
+        return tuple((peer, seq) for peer, seq in held if peer != state.me)
 
     def send_to_all(self, now: float) -> None:
         """Send a beat to the roster, or in a big one to the next part of it."""

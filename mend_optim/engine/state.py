@@ -331,8 +331,9 @@ class EngineState:
         return self.adopted_since_rollback < TRIAL * len(self.fragments)
 
     def _believes_in(self, id: PeerId) -> bool:
-        """Whether a learner may seal that others reach: an anchor has its work, or none can."""
-        return self.is_young or any(f.lineage.last_merged(id) > 0 for f in self.fragments)
+        """Whether a learner may seal that others reach: an anchor has work of its name, or none
+        can. If its process had to have work there, every restart would make rosters differ."""
+        return self.is_young or any(id.name in f.lineage.names for f in self.fragments)
 
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this

@@ -26,6 +26,26 @@ def mutant(
 
 GO_BETWEEN_MUTANTS = (
     mutant(
+        "an-orphan-waits-until-its-sealer-is-reached",
+        RELAYING,
+        "roster.find(between or sealer.id)",
+        "roster.find(sealer.id)",
+    ),
+    mutant(
+        "an-orphan-that-a-go-between-holds-is-sent-again",
+        RELAYING,
+        "to.beat.reports if to.beat",
+        "sealer.beat.reports if sealer.beat",
+    ),
+    Mutant(
+        "a-learner-between-two-models-stands-for-neither",
+        8,
+        "protocol/lineage",
+        "begun=STEPPED if tokens else begun",
+        "begun=begun",
+        of("unit/engine/test_model_key"),
+    ),
+    mutant(
         "a-sealer-is-chosen-from-those-that-are-heard",
         ROOM,
         "if p.heard or (p.id in reached and self.believes_in(p.id))]",
@@ -139,8 +159,15 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "no-work-is-known",
         "engine/state",
-        "any(f.lineage.last_merged(id) > 0 for f in",
+        "any(id.name in f.lineage.names for f in",
         "any(False for f in",
+        ENGINE,
+    ),
+    mutant(
+        "a-learner-that-has-restarted-seals-for-its-room-alone",
+        "engine/state",
+        "any(id.name in f.lineage.names for f in",
+        "any(f.lineage.last_merged(id) > 0 for f in",
         ENGINE,
     ),
     mutant(

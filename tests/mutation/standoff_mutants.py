@@ -17,6 +17,12 @@ def mutant(
 
 STANDOFF_MUTANTS = (
     mutant(
+        "a-former-sealer-shows-its-own-offer",
+        "if state.sealer(p) == state.me:\n            return held",
+        "if True:\n            return held",
+        room="engine/beats",
+    ),
+    mutant(
         "nobody-looks-for-standoffs",
         "sealer = self.standoffs.look(now, p)",
         "sealer = state.sealer(p)",

@@ -67,6 +67,7 @@ def test_the_work_in_an_anchor_tells_that_a_learner_is_real() -> None:
         engine.done(engine.jobs(Advance)[0])
         engine.apply()
     assert believes_in(FAR)
+    assert believes_in(PeerId(FAR.name, 2))  # it has restarted
     assert not believes_in(AUTHOR)
 
 
@@ -386,6 +387,23 @@ def test_nothing_is_passed_on_to_a_sealer_that_is_not_reached() -> None:
         engine.engine.state.roster.touch(engine.now, FAR)
         meet(engine, AUTHOR, "", ME)
     assert engine.engine.state.sealer(0) == FAR
+    assert sends(engine, Offer) == []
+
+
+def test_the_offer_of_a_learner_that_is_gone_goes_to_a_sealer_by_a_go_between() -> None:
+    """Nobody else has a copy of its work, and this learner does not reach the sealer itself."""
+    engine = author(FAR)
+    meet(engine, AUTHOR, "", ME)
+    engine.receive(offer_of(AUTHOR))
+    engine.done(engine.jobs(Inspect)[0])
+    assert sends(engine, Offer) == []  # it lives, and finds its own way
+    engine.engine.linked(engine.now, AUTHOR, False)
+    assert sends(engine, Offer) == [(BETWEEN, PASS_ON)]
+    wait(engine, 5.0)
+    assert sends(engine, Offer) == [(BETWEEN, PASS_ON)]  # it says that it does not hold it
+    for _ in range(10):
+        engine.beat(BETWEEN, address="between:1", reaches=(ME, FAR), held=((AUTHOR, 1),))
+        engine.tick(1.0)
     assert sends(engine, Offer) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mend_optim.engine.effects import Advance, Inspect, Merge
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Call, Offer
+from mend_optim.protocol.messages import Beat, Call, Offer
 from tests.support.engines import BASE, ME, THIRD, DrivenEngine, offer_of, seal_of
 
 #: For as long a learner waits whose name is the lesser one of the two.
@@ -116,6 +116,25 @@ def test_a_beat_of_the_sealer_is_searched_once() -> None:
     for _ in range(3):
         engine.engine.sealer.poll(engine.now, 0)
     assert held.searched == 1
+
+
+def shown(engine: DrivenEngine) -> set[PeerId]:
+    """The authors of the offers that this learner tells in its beats."""
+    engine.sent(Beat)
+    engine.engine.beats.send(THIRD)
+    ((_, beat),) = engine.sent(Beat)
+    return {peer for peer, _ in beat.reports[0].held}
+
+
+def test_a_learner_shows_its_own_offer_only_while_it_seals() -> None:
+    """It has its own one from when it sealed, or as a relay. If it showed that, the one that seals
+    by nobody's roster but its own would never stand in."""
+    engine, other = standoff()
+    engine.engine.state.rounds[0].add(offer_of(ME))
+    assert shown(engine) == {other}
+    wait(engine, other, PATIENCE_S + 1)
+    assert engine.engine.state.sealer(0) == ME
+    assert shown(engine) == {ME, other}
 
 
 class Counted(tuple[tuple[PeerId, int], ...]):

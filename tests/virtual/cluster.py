@@ -53,6 +53,7 @@ class Cluster:
         hidden: int = 0,
         buffers: bool = False,
         zones: int = 0,
+        walls: Iterable[Pair] = (),
     ) -> None:
         self.random, self.policies, self.now = random.Random(seed), policies, 0.0
         self.loss, self.duplicates, self.delay_s, self.work_s = loss, duplicates, delay_s, work_s
@@ -76,6 +77,8 @@ class Cluster:
         self.learners: dict[str, Learner] = {}
         self.listening: dict[str, Learner] = {}
         self.cuts: Counter[Pair] = Counter()
+        #: Pairs of learners that never reach each other, both ways, until the end.
+        self.walls = {pair for a, b in walls for pair in ((a, b), (b, a))}
         self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
         self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # authors of its checkpoint
@@ -353,7 +356,7 @@ class Cluster:
         self.at(duration, recover)
 
     def is_cut(self, a: str, b: str) -> bool:
-        return self.cuts[a, b] > 0
+        return self.cuts[a, b] > 0 or (a, b) in self.walls
 
     def parted(self, a: str, b: str) -> bool:
         return self.is_cut(a, b) or self.is_cut(b, a)
@@ -566,6 +569,8 @@ class Cluster:
         lineage with nothing unmerged."""
         self.heal()
         self.until(lambda: all(x.engine.state.joined for x in self.learners.values()), 100)
+        if self.walls:
+            self.train_a_step()
 
         def rest() -> None:
             for x in self.learners.values():
@@ -582,6 +587,13 @@ class Cluster:
         self.oracle.check_accounts()
         self.oracle.check_agreement()
         return True
+
+    def train_a_step(self) -> None:
+        """Let every learner train. Before there is any work, a learner between two others that have
+        begun shows that it has not, and takes the model of the one after that of the other."""
+        self.training = True
+        self.until(lambda: all(x.engine.state.totals.step for x in self.learners.values()), 100)
+        self.training = False
 
     def settled(self) -> bool:
         """Whether all learners are on one lineage, know each other, and have nothing left to merge

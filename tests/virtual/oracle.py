@@ -31,6 +31,13 @@ def _is_loaded(unit: Any) -> bool:
     return bool(unit[0] == "loaded")
 
 
+def _knew(learner: Learner, p: int, unit: Any) -> bool:
+    """Whether work is the learner's own, or was in its checkpoint: of what the process that saved
+    it has done since, it knows no more than others do."""
+    saved = learner.saved.weights if learner.saved else []
+    return unit[0] == learner.id or (p < len(saved) and unit in saved[p])
+
+
 def _is_work(unit: Any) -> bool:
     """Whether somebody trained it. First weights, and weights that a user loads, are no work."""
     return isinstance(unit[0], PeerId)
@@ -216,7 +223,9 @@ class Oracle:
             u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped
         ]
         own = learner.heirs - self._forked_twice | {learner.id}
-        unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in own]
+        unnamed = [
+            u for u in unnamed if u[0] not in self._forked or (u[0] in own and _knew(learner, p, u))
+        ]
         # Work that was done since may have been offered in the name of the checkpoint's author,
         # of whom there are two.
         unnamed = [

@@ -12,6 +12,7 @@ end on one model within `LIMIT_S` of virtual time, and every unit of work must b
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import sys
@@ -91,6 +92,8 @@ class Storm:
     zones: int = 0
     #: Whether moments are averaged, in some rounds.
     moments: bool = False
+    #: Whether a part of the learners is in one of two rooms, which never reach each other.
+    rooms: bool = False
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.storms"
@@ -105,7 +108,12 @@ class Storm:
         }
         fixed = not self.auto or self.adopt_after is not None
         auto = None if fixed else AutoPeriod(most=self.auto)
-        chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
+        quorum = self.quorum
+        if (
+            quorum and self.rooms
+        ):  # nobody at rest answers the call of a sealer that it is apart from
+            quorum = min(quorum, self.reached())
+        chosen = policies(quorum, stays=self.stays, auto=auto, **schedule)
         if self.moments:
             chosen = replace(chosen, moments=MOMENTS, periods=MomentSchedule(first=2, second=3))
         cluster = self.cluster_type(
@@ -116,6 +124,7 @@ class Storm:
             loss=self.loss,
             buffers=self.buffers,
             zones=self.zones,
+            walls=self.walls() if self.rooms else (),
         )
         cluster.start_all()
         for fault in self.faults:
@@ -126,6 +135,16 @@ class Storm:
         )
         assert not cluster.seen["joint offer in vain"], "a joint offer to one that takes none"
         return cluster
+
+    def walls(self) -> list[tuple[str, str]]:
+        """The pairs of learners that never reach each other. Every third learner reaches all."""
+        pairs = itertools.combinations(range(self.n), 2)
+        return [(f"learner-{a}", f"learner-{b}") for a, b in pairs if {a % 3, b % 3} == {1, 2}]
+
+    def reached(self) -> int:
+        """How many learners each of them reaches at least, with itself."""
+        apart = Counter(name for pair in self.walls() for name in pair)
+        return self.n - max(apart.values(), default=0)
 
     def smaller(self) -> Iterator[Storm]:
         """The storm without one of its faults, fragments or learners."""
@@ -141,6 +160,8 @@ class Storm:
             yield replace(self, zones=0)
         if self.moments:
             yield replace(self, moments=False)
+        if self.rooms:
+            yield replace(self, rooms=False)
         if self.n > 2:
             lost = f"learner-{self.n - 1}"
             spared = tuple(f for f in self.faults if lost not in repr(f.facts))
@@ -199,7 +220,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
     zones = random.Random(f"zones of {seed}").choice([0, 0, 2, 3]) if n > 2 else 0
     # In zones they travel in joint offers, too.
     moments = zones > 0 and random.Random(f"moments of {seed}").random() < 0.5
-    storm = replace(storm, auto=auto, buffers=buffers, zones=zones, moments=moments)
+    rooms = n > 2 and random.Random(f"rooms of {seed}").random() < 0.15
+    storm = replace(storm, auto=auto, buffers=buffers, zones=zones, moments=moments, rooms=rooms)
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,14 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))
+
+
+@pytest.mark.parametrize("seed", [320007, 321238, 321872, 323360])
+def test_laws_hold_where_two_rooms_never_reach_each_other(seed: int) -> None:
+    """These once ended on two models, or with the work of a learner that had died in none."""
+    storm = replace(draw(seed), rooms=True)
+    assert storm.walls()
+    check(storm)
 
 
 def test_a_model_of_a_process_that_is_gone_is_waited_for_no_longer() -> None:

@@ -105,6 +105,8 @@ class Outcomes:
                 self.adoption.take(now, news)
         self.answers.answer(p)
         self.offers.moved(p)
+        for offer in self.sealer.early.take(p):
+            self.sealer.on_offer(now, offer)
         self.sealer.poll(now, p)
         self.boundaries.agree(p)
         self.state.attest(now, p)

@@ -117,6 +117,11 @@ class Progress(Accounts):
     def is_moving(self) -> bool:
         return self.motion is Motion.MOVING
 
+    @property
+    def is_about_to_move(self) -> bool:
+        """Whether the anchor moves, or will once a copy is made."""
+        return self.is_moving or self.deferred_news is not None
+
     # ── copies ────────────────────────────────────────────────────────────────────────────────────
 
     def wants_snapshot(self, totals: Totals, schedule: Schedule, flush: bool = False) -> bool:

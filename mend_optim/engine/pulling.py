@@ -39,7 +39,7 @@ class Pulling:
         went up: a whole anchor is larger than a seal, and would come beside it.
 
         That is not for long if no bytes come: a sealer that died may have told the others of its
-        anchor, and nobody else has the seal."""
+        anchor, and nobody else has the seal. An anchor that moves may be about to be that one."""
         state = self.state
         if key <= fragment.lineage.key:
             wanted = state.wants.get(fragment.fragment)
@@ -47,6 +47,8 @@ class Pulling:
             if wanted and wanted.peer == peer and not kept:
                 # The peer showed more a moment ago, but has nothing to answer with.
                 del state.wants[fragment.fragment]
+            return
+        if fragment.is_about_to_move:
             return
         is_believed = self.majority.believes(fragment, key, peer)
         if not is_believed and not self._seals(fragment, peer):

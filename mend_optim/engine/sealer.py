@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mend_optim.engine.adoption import Adopter
+from mend_optim.engine.early_offers import EarlyOffers
 from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
 from mend_optim.engine.healing import tell_refused
 from mend_optim.engine.joint_offers import flaw_of_joint, may_take
@@ -52,6 +53,7 @@ class Sealer:
         #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
         self._uninspected: dict[tuple[PeerId, int], Offer] = {}
+        self.early = EarlyOffers()
 
     # ── offers come in ────────────────────────────────────────────────────────────────────────────
 
@@ -73,9 +75,8 @@ class Sealer:
             state.refuse(offer.peer, f"offer {offer.seq}", FULL)
             return
         if not state.rounds[p].fresh(offer, fragment.lineage):
-            return
-        has_bytes = offer.steps > 0 or state.policies.signed
-        if has_bytes and offer.peer != state.me:
+            self.early.keep(offer, fragment)
+        elif (offer.steps or state.policies.signed) and offer.peer != state.me:
             self._have_inspected(offer)
         else:
             self._admit(now, offer)

@@ -771,7 +771,7 @@ MUTANTS = (
     Mutant("offer-of-another-model", 8, "engine/round",
            "        if offer.genesis != lineage.genesis or repeated:", "        if repeated:", ROUND),
     Mutant("uninspected-offers-are-held", 8, "engine/sealer",
-           "if has_bytes and offer.peer != state.me:", "if False:", SEALING),
+           "if (offer.steps or state.policies.signed) and offer.peer != state.me:", "if False:", SEALING),
     Mutant("void-merge-is-tried-again", 8, "engine/sealer",
            "            round.discard()", "            pass", SEALING),
     Mutant("fragment-that-is-not-here", 8, "engine/engine",

@@ -7,7 +7,68 @@ from tests.mutation.mutant_list import ADOPTING, OFFERING, PROGRESS, ROUND, SEAL
 
 PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
 CHAIN, PULLED = of("unit/engine/test_seal_chain"), of("unit/engine/test_pulling")
+#: The section of `test_sealer` on offers that come before their anchor.
+EARLY = of(
+    "unit/engine/test_sealer", "busy_sealer or so_it_is or early or keeps_the or not_believed"
+)
 SEAL_MUTANTS = (
+    # Offers on an anchor to come.
+    Mutant(
+        "early-offers-are-lost",
+        7,
+        "engine/sealer",
+        "self.early.keep(offer, fragment)",
+        "pass",
+        EARLY,
+    ),
+    Mutant(
+        "early-offers-stay",
+        7,
+        "engine/outcomes",
+        "        for offer in self.sealer.early.take(p):\n            self.sealer.on_offer(now, offer)\n",
+        "",
+        EARLY,
+    ),
+    Mutant(
+        "early-while-nothing-moves",
+        7,
+        "engine/early_offers",
+        "if comes and offer.key",
+        "if offer.key",
+        EARLY,
+    ),
+    Mutant(
+        "early-is-what-fits",
+        7,
+        "engine/early_offers",
+        "if comes and offer.key > fragment.lineage.key:",
+        "if comes:",
+        EARLY,
+    ),
+    Mutant(
+        "early-only-while-it-moves",
+        7,
+        "engine/early_offers",
+        "fragment.is_about_to_move or is_behind",
+        "fragment.is_about_to_move",
+        EARLY,
+    ),
+    Mutant(
+        "a-copy-delays-no-move",
+        7,
+        "engine/progress",
+        "return self.is_moving or self.deferred_news is not None",
+        "return self.is_moving",
+        EARLY,
+    ),
+    Mutant(
+        "anchors-on-their-way-are-pulled",
+        7,
+        "engine/pulling",
+        "        if fragment.is_about_to_move:\n            return\n",
+        "",
+        EARLY,
+    ),
     # An answer with nothing counts on the sealer's anchor.
     Mutant(
         "nothing-counts-anywhere",

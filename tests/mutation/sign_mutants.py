@@ -259,8 +259,8 @@ SIGN_MUTANTS = (
         "idle-offers-are-not-inspected",
         4,
         "engine/sealer",
-        "offer.steps > 0 or state.policies.signed",
-        "offer.steps > 0",
+        "(offer.steps or state.policies.signed)",
+        "offer.steps",
         SEALING,
     ),
     Mutant(

@@ -9,7 +9,8 @@ import pytest
 from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
 from mend_optim.engine.relaying import TRIES
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
-from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, PeerId
+from mend_optim.engine.state import TRIAL
+from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.refusals import Refused
@@ -742,6 +743,115 @@ def test_without_failslow_all_are_waited_for() -> None:
     engine.offer()
     admit(engine, offer_of(PEER))
     assert engine.jobs(Merge) == []
+
+
+# Offers on an anchor that this learner is about to have
+
+
+def sealed(*peers: PeerId) -> tuple[DrivenEngine, Advance, Lineage]:
+    """A sealer that has published a seal, and has not taken it itself yet: its worker is busy.
+    Returns it, with the job and the lineage that the peers may have by now."""
+    engine = sealer(*peers, quorum=1 + len(peers))
+    engine.offer()
+    for peer in peers:
+        admit(engine, offer_of(peer))
+    engine.done(engine.merge())
+    (advance,) = engine.jobs(Advance)
+    return engine, advance, advance.lineage
+
+
+def test_an_offer_that_is_ahead_of_a_busy_sealer_is_held_once_that_has_the_anchor() -> None:
+    """Its learner was told that the offer has arrived. If it were lost, the next round would wait
+    until some beats have not mentioned it."""
+    engine, advance, ahead = sealed(PEER, THIRD)
+    for peer in (PEER, THIRD):
+        engine.receive(replace(offer_of(peer, seq=2), key=ahead.key, follows=1))
+    assert (engine.jobs(Inspect), engine.sent(Want)) == ([], [])
+    engine.done(advance)
+    inspects = engine.jobs(Inspect)
+    for inspect in inspects:
+        engine.done(inspect)
+    assert engine.engine.state.rounds[0].held() == ((PEER, 2), (THIRD, 2))
+    assert len(inspects) == 2
+
+
+def test_so_it_is_while_the_sealer_copies_its_weights_and_has_not_begun_to_move() -> None:
+    """Its own offer is in no seal then: the round had a quorum without it."""
+    engine = sealer(PEER, THIRD)
+    for peer in (PEER, THIRD):
+        admit(engine, offer_of(peer))
+    engine.tick(1.0)
+    merge = engine.merge()
+    engine.step(4)
+    engine.reserve()
+    engine.done(merge)
+    (_, seal), *_ = engine.sent(Seal)
+    engine.receive(replace(offer_of(PEER, seq=2), key=seal.key, follows=1))
+    assert (engine.jobs(Advance), engine.jobs(Inspect)) == ([], [])
+    assert engine.sent(Want) == []
+    engine.copied()
+    (advance,) = engine.jobs(Advance)
+    assert engine.jobs(Inspect) == []
+    engine.done(advance)
+    (inspect,) = engine.jobs(Inspect)
+    assert (inspect.offer.peer, inspect.offer.seq) == (PEER, 2)
+
+
+def test_of_early_offers_the_newest_of_each_sender_is_kept_and_once() -> None:
+    engine, advance, ahead = sealed(PEER)
+    early = replace(offer_of(PEER, seq=2), key=ahead.key, follows=1)
+    engine.receive(early)
+    engine.receive(replace(early, seq=3))
+    engine.done(advance)
+    (inspect,) = engine.jobs(Inspect)
+    engine.done(inspect)
+    assert engine.engine.state.rounds[0].held() == ((PEER, 3),)
+    engine.tick(1.0)
+    assert engine.jobs(Inspect) == []
+
+
+def test_a_sealer_that_pulls_an_anchor_keeps_the_offers_on_it() -> None:
+    engine = sealer(PEER, THIRD)
+    newest = grown(grown(BASE), Entry(PEER, 1, 10, 1))
+    for peer in (PEER, THIRD):
+        engine.beat(peer, newest)
+    engine.receive(replace(offer_of(PEER, seq=2), key=newest.key, follows=1))
+    engine.receive(state_of(newest, peer=engine.sent(Want)[0][0]))
+    (install,) = engine.jobs(Install)
+    assert engine.jobs(Inspect) == []
+    engine.done(install)
+    (inspect,) = engine.jobs(Inspect)
+    assert (inspect.offer.peer, inspect.offer.seq) == (PEER, 2)
+
+
+def test_what_a_busy_sealer_has_merged_is_answered_once() -> None:
+    """An offer on the anchor that is left is merged, or its learner offers it anew."""
+    engine, advance, _ = sealed(PEER)
+    engine.sent(Seal)
+    engine.receive(offer_of(PEER))
+    assert len(engine.sent(Seal)) == 1
+    engine.done(advance)
+    assert engine.sent(Seal) == []
+
+
+def test_an_offer_on_an_anchor_that_is_not_believed_is_not_kept() -> None:
+    """It would take up memory for as long as this learner's anchor stands still."""
+    engine = sealer(PEER, THIRD, FOURTH)
+    for _ in range(TRIAL):
+        engine.receive(seal_of(engine.lineage, sealer=THIRD))
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+    for peer in (PEER, THIRD, FOURTH):
+        engine.beat(peer, engine.lineage)
+    seal = seal_of(engine.lineage, offer_of(PEER).entry, sealer=THIRD)
+    engine.receive(replace(offer_of(PEER, seq=2), key=seal.key, follows=1))
+    for peer in (THIRD, FOURTH):
+        engine.beat(peer, grown(engine.lineage, *seal.members))
+    engine.receive(seal)
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.lineage.key == seal.key
+    assert engine.jobs(Inspect) == []
 
 
 # Offers that come faster than they can be checked

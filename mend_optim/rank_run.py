@@ -18,7 +18,7 @@ from mend_optim.errors import ClosedError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
-from mend_optim.model.token_count import any_gradient, may_be_phantom
+from mend_optim.model.token_count import any_gradient, may_be_phantom, only_makes_state
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings, has_failed
 from mend_optim.rank_traffic import RankTraffic
@@ -142,7 +142,7 @@ class RankRun(TrainingRun):
     def take_step(self, *args: Any, **kwargs: Any) -> Any:
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
         may_be = not self._meetings.closed and may_be_phantom(self.inner, *args, **kwargs)
-        if may_be and not self._any_gradient():
+        if may_be and not self._any_rank(not only_makes_state(self.model.tensors())):
             return self.inner.step()
         assert self._uncompiled is not None
         return self._uncompiled(self, *args, **kwargs)
@@ -170,15 +170,13 @@ class RankRun(TrainingRun):
     def end_step(self, begun: Begun) -> None:
         """The inner optimizer has stepped: the step is counted, unless the gradients were those of
         weights that were replaced, and nobody has computed new ones."""
-        is_stale = begun.stale and not self._any_gradient()
+        is_stale = begun.stale and not self._any_rank(any_gradient(self.model.tensors()))
         super().end_step(begun._replace(stale=is_stale))
 
-    def _any_gradient(self) -> bool:
-        """Whether any rank has a gradient: each sees only its own."""
+    def _any_rank(self, finds: bool) -> bool:
+        """Whether any rank finds something in its gradients: each sees only its own."""
         self._listen()
-        word = Word(
-            call=Call.FIRST_STATE, step=self.history.step, answer=any_gradient(self.model.tensors())
-        )
+        word = Word(call=Call.FIRST_STATE, step=self.history.step, answer=finds)
         return self._crew.agree(word).any_answer
 
     def _stepped(self, seconds: float | None) -> None:

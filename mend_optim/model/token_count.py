@@ -71,6 +71,16 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
     return any(p.grad is not None and bool(p.grad.any()) for p in parameters)
 
 
+def only_makes_state(parameters: Sequence[Tensor]) -> bool:
+    """Whether a step with these gradients would only create an optimizer's first state: every
+    parameter that is trained has a gradient, and all are zero.
+
+    Without gradients it would create none. Scripts whose optimizers step inside the backward pass
+    have used up and cleared the gradients by then: the weights have moved."""
+    has_all = all(p.grad is not None for p in parameters if p.requires_grad)
+    return has_all and not any_gradient(parameters)
+
+
 def stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """A value that changes when gradients are computed, accumulated, scaled or cleared. The first
     four gradients stand for all.
@@ -87,15 +97,15 @@ def is_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
     """Whether the coming step, with these arguments, can only create the inner optimizer's first
     state.
 
-    torch.distributed.checkpoint takes such a step, with `lr=0`, with every optimizer that has no
-    state yet."""
+    torch.distributed.checkpoint takes such a step, with `lr=0` and gradients of zero, with every
+    optimizer that has no state yet."""
     if not may_be_phantom(inner, *args, **kwargs):
         return False
-    return not any_gradient([p for group in inner.param_groups for p in group["params"]])
+    return only_makes_state([p for group in inner.param_groups for p in group["params"]])
 
 
 def may_be_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
-    """Whether the coming step is a phantom if there are no gradients."""
+    """Whether the coming step is a phantom if its gradients only make a state."""
     # The compiler cannot follow a look at all gradients, and a phantom is not compiled.
     if args or kwargs or torch.compiler.is_compiling():
         return False

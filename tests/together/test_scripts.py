@@ -310,6 +310,29 @@ def test_hooks_fire_once_a_step_with_peers() -> None:
         assert calls == [0, 1, 2, 3]
 
 
+def test_optimizers_that_step_in_the_backward_pass_are_merged_by_one_beside_them() -> None:
+    """It holds all parameters and has no rate. Their gradients are gone when it steps."""
+
+    def train(carrier: MendOptimizer, gradient: float) -> None:
+        (weight,) = carrier.param_groups[0]["params"]
+        inner = SGD([weight], lr=1.0)
+
+        def step(_: Tensor) -> None:
+            inner.step()
+            inner.zero_grad()
+
+        weight.register_post_accumulate_grad_hook(step)
+        for _ in range(4):
+            (gradient * weight).sum().backward()
+            carrier.step()
+
+    with cluster(descent(1.0, lr=0.0), descent(1.0, lr=0.0), **LOCKSTEP) as optimizers:
+        together(*(lambda i=i: train(optimizers[i], float(i)) for i in (0, 1)))
+        settle(optimizers)
+        assert [o.status().step for o in optimizers] == [4, 4]
+        assert [read(o) for o in optimizers] == [[-1.0]] * 2
+
+
 def test_two_trainers_with_two_optimizers_each() -> None:
     """As in adversarial training: two wrapped optimizers in one process, each with its own
     peers."""

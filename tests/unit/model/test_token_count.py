@@ -172,15 +172,15 @@ def test_a_stamp_changes_whenever_gradients_do() -> None:
 @pytest.mark.parametrize(
     ("lr", "gradient", "trained", "phantom"),
     [
-        (0.0, None, False, True),
         (0.0, 0.0, False, True),
-        (torch.tensor(0.0), None, False, True),
+        (torch.tensor(0.0), 0.0, False, True),
+        (0.0, None, False, False),
         (0.0, 1.0, False, False),
-        (0.1, None, False, False),
-        (0.0, None, True, False),
+        (0.1, 0.0, False, False),
+        (0.0, 0.0, True, False),
     ],
 )
-def test_a_phantom_step_has_no_rate_no_gradient_and_no_state(
+def test_a_phantom_step_has_no_rate_gradients_of_zero_and_no_state(
     lr: float, gradient: float | None, trained: bool, phantom: bool
 ) -> None:
     parameter = with_gradient(gradient)
@@ -205,8 +205,15 @@ def test_a_compiled_step_looks_at_no_gradients() -> None:
     torch.compiler.reset()
 
 
+def test_a_phantom_has_a_gradient_for_each_parameter_that_is_trained() -> None:
+    zero, none, frozen = with_gradient(0.0), with_gradient(None), with_gradient(None)
+    frozen.requires_grad_(False)
+    assert is_phantom(SGD([zero, frozen], lr=0.0))
+    assert not is_phantom(SGD([zero, frozen, none], lr=0.0))
+
+
 def test_a_step_with_arguments_is_no_phantom() -> None:
-    inner = SGD([torch.zeros(2, requires_grad=True)], lr=0.0)
+    inner = SGD([with_gradient(0.0)], lr=0.0)
     assert is_phantom(inner)
     assert not is_phantom(inner, lambda: 1.0)
     assert not is_phantom(inner, closure=lambda: 1.0)

@@ -15,6 +15,10 @@ TOO_FEW = (
     "those who are left are no quorum, nobody can dial any of them, or this learner's weights are "
     "not finite"
 )
+UNSHARED = (
+    "no other learner has the parameters of fragment {}, which were added here alone: they stay as "
+    "this learner has trained them"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,7 @@ def finished(
     it, or nobody in that time."""
     reason = ""
     if ended and status.unmerged_tokens:
-        reason = _nobody(had_company) if ended.alone else TOO_FEW
+        reason = _nobody(had_company) if ended.alone else _unmerged(ended)
     elif not ended:
         others = ", ".join(peer.name for peer in status.roster) or "nobody"
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
@@ -111,6 +115,12 @@ def settled(
     elif status.unmerged_tokens and alone:
         reason = _nobody(had_company)
     return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)
+
+
+def _unmerged(ended: Ended) -> str:
+    if not ended.unshared:
+        return TOO_FEW
+    return UNSHARED.format(", ".join(map(str, ended.unshared)))
 
 
 def _nobody(had_company: bool) -> str:

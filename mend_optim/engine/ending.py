@@ -36,13 +36,15 @@ class Ended(NamedTuple):
 
     `alone` says whether nobody else is here, and `keeps_own` whether this learner's weights then
     hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
-    anchor, because there never was a quorum."""
+    anchor, because there never was a quorum. `unshared` are the fragments with work of which no
+    other learner has the parameters."""
 
     tokens: dict[str, int]
     digest: str
     alone: bool
     keeps_own: bool
     fresh: bool
+    unshared: tuple[int, ...] = ()
 
     @property
     def agreed(self) -> bool:
@@ -148,7 +150,8 @@ class Ending:
     def _account(self) -> Ended:
         state = self.state
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
-        unmerged = any(f.unmerged(state.totals).step for f in state.fragments)
+        unmerged = [f.fragment for f in state.fragments if f.unmerged(state.totals).step]
+        peers = state.roster.peers.values()
         anchors = state.anchors_digest()
         tokens = {}
         for told in self._told.values():
@@ -158,8 +161,9 @@ class Ending:
             tokens=tokens,
             digest=anchors.hex(),
             alone=state.alone,
-            keeps_own=state.alone and unmerged,
+            keeps_own=state.alone and bool(unmerged),
             fresh=fresh,
+            unshared=tuple(p for p in unmerged if not any(peer.has(p) for peer in peers)),
         )
 
     def fresh_fragments(self) -> set[int]:

@@ -69,6 +69,23 @@ SEAL_MUTANTS = (
         "",
         EARLY,
     ),
+    # The reason of an end without all work.
+    Mutant(
+        "all-groups-are-unshared",
+        8,
+        "engine/ending",
+        "if not any(peer.has(p) for peer in peers))",
+        ")",
+        of("together/test_finish", "without_a_quorum"),
+    ),
+    Mutant(
+        "no-group-is-unshared",
+        8,
+        "engine/ending",
+        "tuple(p for p in unmerged if not any(peer.has(p) for peer in peers))",
+        "()",
+        of("together/test_groups", "finish_names"),
+    ),
     # An answer with nothing counts on the sealer's anchor.
     Mutant(
         "nothing-counts-anywhere",

@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
 from mend_optim.engine.state import EngineState
+from mend_optim.finish import UNSHARED
 from mend_optim.given_peers import GivenPeers
 from mend_optim.security import LinkSecurity
 from mend_optim.settings import Endpoint
@@ -20,6 +21,7 @@ from tests.support.checkpoints import anchors
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
+    PATIENCE_S,
     TIMING,
     Watch,
     cluster,
@@ -257,6 +259,20 @@ def test_synchronize_does_not_wait_for_a_group_that_nobody_else_has() -> None:
         settle([a, b])
         assert a.status().fragments[1].unmerged_tokens == 3
         assert same(anchors(a)[:1], anchors(b))
+
+
+def test_finish_names_a_group_that_nobody_else_has() -> None:
+    """The rest ends on one model. Who lacks the group has nothing to complain of."""
+    with cluster(descent(1.0), descent(1.0), sync_every=4) as (a, b):
+        drive([a, b], 2, lambda i, s: 1.0)
+        add(a, 5.0)
+        drive([a, b], 3, lambda i, s: 1.0)
+        first, second = together(lambda: a.finish(PATIENCE_S), lambda: b.finish(PATIENCE_S))
+        assert (bool(first), first.unmerged_tokens) == (False, 3)
+        assert first.reason == UNSHARED.format(1)
+        assert (bool(second), second.reason) == (True, "")
+        assert same(parameters(a)[:1], parameters(b))
+        assert read(a)[1] == 2.0
 
 
 def test_a_checkpoint_wants_groups_added_as_they_were() -> None:

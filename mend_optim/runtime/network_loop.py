@@ -27,6 +27,7 @@ class NetworkLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_tell_unless_late)
         self.thread = threading.Thread(target=self._run, name="mend-network", daemon=True)
         self.thread.start()
 
@@ -82,6 +83,16 @@ class NetworkLoop:
     def later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Call `action` on the loop after so many seconds. Called on the loop."""
         return self.loop.call_later(delay_s, action)
+
+
+def _tell_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tell of an exception on the loop, unless gRPC has brought an event of a former loop.
+
+    All loops of a process share gRPC's poller, and whichever runs hands out the events of all. A
+    learner that ends may leave a call behind, whose last event finds its loop closed."""
+    is_closed = str(context.get("exception")) == "Event loop is closed"
+    if not (is_closed and "PollerCompletionQueue" in repr(context.get("handle"))):
+        loop.default_exception_handler(context)
 
 
 if hasattr(os, "register_at_fork"):

@@ -58,3 +58,31 @@ def test_the_loop_lives_until_the_last_learner_lets_go(own_loop: NetworkLoop) ->
     assert own_loop.thread.is_alive()
     own_loop.release()
     assert not own_loop.thread.is_alive()
+
+
+class PollerCompletionQueue:
+    """As gRPC's: it hands out the events of all loops on whichever runs."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def handle_events(self) -> None:
+        raise RuntimeError(self.fault)
+
+
+@pytest.mark.parametrize("fault", ["Event loop is closed", "no such event"])
+def test_an_event_of_a_former_loop_is_no_news_but_other_faults_are(
+    own_loop: NetworkLoop, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    def misuse() -> None:
+        raise RuntimeError(fault)
+
+    own_loop.soon(PollerCompletionQueue(fault).handle_events)
+    own_loop.release()
+    late = [record for record in caplog.records if record.name == "asyncio"]
+    assert len(late) == (fault != "Event loop is closed")
+    caplog.clear()
+    own_loop = NetworkLoop.acquire()
+    own_loop.soon(misuse)
+    own_loop.release()
+    assert len(caplog.records) == 1

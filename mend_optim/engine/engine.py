@@ -129,8 +129,7 @@ class Engine:
     def correction_applied(self, now: float, p: int, replaced: bool) -> None:
         """The training thread takes the correction of fragment `p`, and applies it before its next
         forward pass."""
-        state = self.state
-        state.fragments[p].correction_applied(replaced, state.totals)
+        self.state.fragments[p].correction_applied(replaced, self.state.totals)
         self.outcomes.go_on(now, p)
 
     def begin_anew(self, now: float) -> list[bool]:
@@ -208,9 +207,11 @@ class Engine:
         self.offers.heard(now, id)
 
     def refused(self, now: float, address: str, reason: str) -> None:
-        """A hello was refused, by us or by a learner that says it is at `address`."""
-        facts = {"address": address, "reason": reason}
-        self.state.emit(Event("refused", f"{address} refused: {reason}", facts))
+        """A hello was refused, by us or by a learner that says it is at `address`. It is no news of
+        one that has left: a peer may know its next process by the time of the answer."""
+        if self.state.mode is not Mode.CLOSED:
+            facts = {"address": address, "reason": reason}
+            self.state.emit(Event("refused", f"{address} refused: {reason}", facts))
 
     def refused_at(self, now: float, address: str, reason: str) -> None:
         """The learner that answers at `address` refused this one's hello, or was refused."""

@@ -615,6 +615,8 @@ MUTANTS = (
     Mutant("a-child-keeps-the-mutex", 7, "runtime/guard",
            "here.\"\"\"\n        self.mutex = threading.RLock()", "here.\"\"\"", FORKS),
     Mutant("streams-go-with-the-loop", 7, "runtime/network_loop", "        if tasks:\n", "        if False:\n", of("unit/runtime/test_network_loop")),
+    Mutant("refusals-of-those-that-have-left", 8, "engine/engine",
+           "if self.state.mode is not Mode.CLOSED:\n            facts", "if True:\n            facts", of("unit/engine/test_engine", "has_left_tells")),
     Mutant("late-events-are-faults", 7, "runtime/network_loop", "self.loop.set_exception_handler(_tell_unless_late)", "pass", of("unit/runtime/test_network_loop")),
     Mutant("faults-of-grpc-are-silent", 8, "runtime/network_loop", "(is_closed and ", "(", of("unit/runtime/test_network_loop")),
     Mutant("a-closed-loop-is-never-a-fault", 8, "runtime/network_loop", ' and "PollerCompletionQueue" in repr(context.get("handle")))', ")", of("unit/runtime/test_network_loop")),

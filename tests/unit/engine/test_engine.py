@@ -350,6 +350,15 @@ def test_an_engine_wakes_for_its_next_beat_or_for_what_comes_before() -> None:
     assert (one.wake_at(), one.state.wake_at) == (2.0, NEVER)
 
 
+def test_a_learner_that_has_left_tells_of_no_refusal() -> None:
+    """It goes on as another incarnation, and its last hello may come after that one's first."""
+    engine = DrivenEngine()
+    engine.engine.refused(engine.now, "peer:1", "it stays")
+    engine.engine.leave(engine.now)
+    engine.engine.refused(engine.now, "peer:1", "a later process of this name is alive")
+    assert [event.facts["reason"] for event in engine.events("refused")] == ["it stays"]
+
+
 def test_effects_are_taken_once_and_messages_to_ourselves_never_leave() -> None:
     driven = DrivenEngine()
     driven.beat()

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.logging import LogCaptureHandler
 from hypothesis import HealthCheck, settings
 
 from mend_optim.environment import VARIABLES
+from mend_optim.transport import background_log
 
 torch.set_num_threads(1)
 
@@ -42,6 +44,22 @@ def pytest_collection_finish() -> None:
     the tests, for as long as many tests take."""
     gc.collect()
     gc.freeze()
+
+
+class WrittenLog(pytest.LogCaptureFixture):
+    """The log, once the lines of the library's own threads are in it."""
+
+    @property
+    def handler(self) -> LogCaptureHandler:
+        background_log.flush(10.0)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """pytest's, with every line that was told so far."""
+    caplog.__class__ = WrittenLog
+    return caplog
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@ up: it may write to a disk, or to a service on the network."""
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
 
 from mend_optim.engine.ledger import Event
+from mend_optim.transport.background_log import BackgroundLog
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 # The most events that wait for the callback. Quick rounds are tens of events a second.
 MOST_WAITING = 10_000
 

@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from mend_optim.engine.ledger import Event, RoundRecord
+from mend_optim.transport.background_log import BackgroundLog
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 # The kinds of events that the user may have to act on.
 WARNINGS = (
     "waiting",

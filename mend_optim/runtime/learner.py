@@ -10,7 +10,6 @@ when the learner's owner is gone: the threads reach nothing that leads to the ow
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -42,12 +41,13 @@ from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.runtime.reporter import Reporter
 from mend_optim.status import Status, learner_status
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep
 from mend_optim.worker.correction import Correction
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 FAILED = "a background thread of mend_optim failed; training goes on alone from here"
 INHERITED = (
     "this optimizer's learner is in the process that forked this one; here it still steps, but it "

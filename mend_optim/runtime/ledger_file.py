@@ -4,7 +4,6 @@ holds nobody up."""
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 import threading
@@ -14,8 +13,9 @@ from pathlib import Path
 
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.transport.background_log import BackgroundLog
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 # The longest that `add` waits for the disk. A healthy one takes a thousandth of it.
 PROMPT_S = 0.2
 # The most lines that wait for the disk: some megabytes. Quick rounds write tens of lines a second.

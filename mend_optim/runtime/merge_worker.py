@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -13,11 +12,12 @@ from mend_optim.protocol.proofs import Notary
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.hashers import Hashers
 from mend_optim.runtime.network_loop import CLOSE_S
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.signing import Signing
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 T = TypeVar("T")
 
 

@@ -11,6 +11,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime.callback import Callback
 from mend_optim.runtime.event_log import EventLog
 from mend_optim.runtime.ledger_file import LedgerFile
+from mend_optim.transport import background_log
 
 
 class Reporter:
@@ -52,9 +53,10 @@ class Reporter:
         return self._callback is not None and self._callback.is_own_thread()
 
     def close(self, within_s: float) -> None:
-        """Let the ledger write what waits, and `on_event` hear what waits."""
+        """Let the ledger and the log write what waits, and `on_event` hear what waits."""
         deadline = time.monotonic() + within_s
         if self._ledger:
             self._ledger.close(within_s)
         if self._callback:
             self._callback.close(max(0.0, deadline - time.monotonic()))
+        background_log.flush(max(0.0, deadline - time.monotonic()))

@@ -11,7 +11,6 @@ newest stream there is.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Rumor, Seal, State
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.transport.address import seen_from
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.frames import check_sender
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.handler import Handler
@@ -29,7 +29,7 @@ from mend_optim.transport.stream import RpcFailed, Stream
 from mend_optim.transport.transfers import Transfers
 from mend_optim.transport.wire import decode_control, encode_control
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 #: Seconds that the side that ends a control stream waits until the other has read all of it.
 LINGER_S = 1.0

@@ -10,7 +10,6 @@ and no control stream of this learner's dialling is open.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -25,6 +24,7 @@ from mend_optim.protocol.seed_addresses import Answer
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import why_unreached
@@ -33,7 +33,7 @@ from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.seeking import PeerList, Resolve, Seeking
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 #: Addresses known by hearsay that are dialled at a time. A peer may tell of many learners, and of
 #: anybody's addresses.

@@ -7,14 +7,14 @@ connection that is open outlives the end of a certificate, its replacement and i
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from mend_optim.errors import PeerError
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.control import Links
 from mend_optim.transport.security.channels import Security
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 #: Seconds between two looks.
 EVERY_S = 60.0

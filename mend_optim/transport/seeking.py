@@ -11,7 +11,6 @@ server takes nobody away.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -22,9 +21,10 @@ from mend_optim.protocol.seed_lists import UNREAD, Listing, SeedLists
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import is_ip, is_loopback, parse_address
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.handler import Handler
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 
 #: Returns the addresses "ip:port" of a host and port. Raises `OSError` if there are none.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

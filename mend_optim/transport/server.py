@@ -4,7 +4,6 @@ peers open."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ from mend_optim.errors import PeerError, require
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import format_address, host_of, parse_address, seen_from
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import LEAVING
@@ -30,7 +30,7 @@ from mend_optim.transport.transfers import TransferServer
 from mend_optim.transport.watching import REASON_LIMIT, WatchServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 #: Seconds that a stopped server lets answers end that were just given.
 GRACE_S = 0.1

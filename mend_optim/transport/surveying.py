@@ -9,7 +9,6 @@ has no part in it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Coroutine
@@ -34,6 +33,7 @@ from mend_optim.protocol.survey_words import (
     Turn,
 )
 from mend_optim.transport.address import host_of
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.connection import CALLER
 from mend_optim.transport.dial_back import dial_back
 from mend_optim.transport.grpc_setup import grpc
@@ -44,7 +44,7 @@ from mend_optim.transport.watching import REASON_LIMIT
 from mend_optim.transport.wire import decode_id
 from mend_optim.transport.wire_survey import decode_ask, encode_reply
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 #: Seconds that a turn may last.
 TURN_S = 10.0

@@ -18,7 +18,6 @@ the engine decides that.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from typing import Any
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_sender, to_frames
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
@@ -34,7 +34,7 @@ from mend_optim.transport.receiving import Pace, Places, Receiving
 from mend_optim.transport.stream import Stream
 from mend_optim.transport.wire import decode_want, encode_want
 
-log = logging.getLogger("mend_optim.transport")
+log = BackgroundLog("mend_optim.transport")
 
 
 class Carrier:

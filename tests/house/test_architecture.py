@@ -180,7 +180,7 @@ CONFINED = {
     "pytorch_lightning": {"integrations.lightning"},
     "tensorboard": set(),
     "tqdm": {"runtime.wait_bar"},
-    "threading": {"runtime", "cli.watch.command", "ranks.courier"},
+    "threading": {"runtime", "transport.background_log", "cli.watch.command", "ranks.courier"},
     "ssl": {"transport.security.files", "transport.security.probe"},
     "time": {
         "runtime",

@@ -46,6 +46,7 @@ from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
+from mend_optim.transport import background_log
 from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
 from tests.support.engines import (
@@ -441,6 +442,7 @@ def log_lines() -> Iterator[list[str]]:
     try:
         yield lines
     finally:
+        background_log.flush(10.0)
         logger.removeHandler(handler)
         logger.setLevel(before)
 

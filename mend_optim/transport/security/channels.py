@@ -4,7 +4,6 @@ uses one of the two, in both directions, and never the other."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from mend_optim.errors import UsageError
 from mend_optim.protocol.proofs import Notary
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
@@ -19,7 +19,7 @@ from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, name_in
 from mend_optim.transport.security.probe import probe, speaks_tls
 
-log = logging.getLogger("mend_optim")
+log = BackgroundLog("mend_optim")
 
 Options = Sequence[tuple[str, int]]
 

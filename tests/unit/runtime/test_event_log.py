@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
+from mend_optim.runtime import event_log
 from mend_optim.runtime.event_log import EVERY_S, MOST_LINES, EventLog, level_of
 
 
@@ -27,8 +28,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The lines that a user sees at level INFO, by the time the test reads them."""
+    monkeypatch.setattr(event_log, "log", logging.getLogger("mend_optim"))
     caplog.set_level(logging.INFO, "mend_optim")
     seen: list[str] = []
 

@@ -1,0 +1,56 @@
+"""Mutants of the lines that the library's own threads write to the log."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+WRITTEN = of("unit/transport/test_background_log")
+
+
+def log(name: str, text: str, instead: str) -> Mutant:
+    """No handler of the log stops a learner (law 7)."""
+    return Mutant(name, 7, "transport/background_log", text, instead, WRITTEN)
+
+
+LOG_MUTANTS = (
+    log(
+        "a-handler-that-hangs-holds-up-rounds",
+        "            is_started = self._start()\n",
+        "            is_started = False\n",
+    ),
+    log(
+        "a-handler-that-exits-ends-the-log",
+        "except BaseException:  # even",
+        "except Exception:  # even",
+    ),
+    log("a-handler-that-raises-fills-the-terminal", "self._has_failed = True\n", "pass\n"),
+    log("a-quiet-log-is-not-quiet", " and logging.raiseExceptions and", " and"),
+    log("any-number-of-lines-wait", "self._waiting.qsize() >= MOST_WAITING", "False"),
+    log("lines-are-left-out-in-silence", "                self._left_out += 1\n", ""),
+    log("lines-that-were-left-out-are-told-for-ever", "                self._left_out = 0\n", ""),
+    log(
+        "each-end-waits-for-a-handler-that-hangs",
+        "if self._awaited and not self._awaited.is_set():",
+        "if False:",
+    ),
+    log(
+        "a-handler-waits-for-itself",
+        "self._thread is None or threading.current_thread() is self._thread",
+        "self._thread is None",
+    ),
+    log(
+        "a-log-without-a-thread-stops-training",
+        "except RuntimeError:  # too",
+        "except ZeroDivisionError:  # too",
+    ),
+    log("a-child-tells-its-lines-to-nobody", "    _writer = _Writer()\n\n\nif", "    pass\n\n\nif"),
+    log("lines-below-the-level-are-made", "if not self._logger.isEnabledFor(level):", "if False:"),
+    Mutant(
+        "the-end-loses-lines-of-the-log",
+        7,
+        "runtime/reporter",
+        "        background_log.flush(max(0.0, deadline - time.monotonic()))\n",
+        "",
+        WRITTEN,
+    ),
+)

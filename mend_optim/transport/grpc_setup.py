@@ -53,3 +53,22 @@ def refuse_after_fork() -> None:
             "it with multiprocessing.get_context('spawn'), or make the first MendOptimizer with "
             "peers after you have forked"
         )
+
+
+def refuse_green_threads() -> None:
+    """Where a library has put its own in place of Python's threads, the network loop is no thread
+    beside training: each would wait for the other for ever."""
+    gevent = sys.modules.get("gevent.monkey")
+    eventlet = sys.modules.get("eventlet.patcher")
+    if gevent and any(map(gevent.is_module_patched, ("threading", "select"))):
+        _refuse_patches("gevent", "threading or select", "thread=False, select=False")
+    if eventlet and eventlet.is_monkey_patched("thread"):
+        _refuse_patches("eventlet", "threads", "thread=False")
+
+
+def _refuse_patches(library: str, patched: str, instead: str) -> None:
+    raise UsageError(
+        "listen and peers must not be given where Python's own threads are replaced, got a process "
+        f"in which {library} has patched {patched}; train in a process of its own, or patch with "
+        f"{instead}"
+    )

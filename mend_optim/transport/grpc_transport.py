@@ -43,7 +43,7 @@ from mend_optim.transport.control import Links
 from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.grpc_options import channel_options, most_streams
-from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork
+from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork, refuse_green_threads
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import Receiving
@@ -104,6 +104,7 @@ class Transport:
         lists: Sequence[PeerList] = (),
     ) -> None:
         refuse_after_fork()
+        refuse_green_threads()
         if listen is not None:
             parse_address(listen_from, listen)
         if advertise is not None:

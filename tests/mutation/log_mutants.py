@@ -1,4 +1,5 @@
-"""Mutants of the lines that the library's own threads write to the log."""
+"""Mutants of what a process may do to the library's own threads: handlers of the log, and threads
+that are none."""
 
 from __future__ import annotations
 
@@ -52,5 +53,37 @@ LOG_MUTANTS = (
         "        background_log.flush(max(0.0, deadline - time.monotonic()))\n",
         "",
         WRITTEN,
+    ),
+    Mutant(
+        "green-threads-of-gevent-hang",
+        7,
+        "transport/grpc_setup",
+        '("threading", "select")',
+        '("_thread",)',
+        of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
+        "gevent-without-its-select-hangs",
+        7,
+        "transport/grpc_setup",
+        '("threading", "select")',
+        '("threading",)',
+        of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
+        "green-threads-of-eventlet-hang",
+        7,
+        "transport/grpc_setup",
+        'eventlet.is_monkey_patched("thread")',
+        "False",
+        of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
+        "a-patched-socket-is-refused",
+        7,
+        "transport/grpc_setup",
+        'eventlet.is_monkey_patched("thread")',
+        "True",
+        of("unit/transport/test_grpc_setup"),
     ),
 )

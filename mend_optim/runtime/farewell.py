@@ -108,6 +108,9 @@ class Farewell:
         """End the process as the default does."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+        # The kernel ignores that for the first process of a container. It would train on alone.
+        if self._thread and os.getpid() == 1:
+            os._exit(128 + signal.SIGTERM)
 
 
 def _is_inside(learner: Leaving) -> bool:

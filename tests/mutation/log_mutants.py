@@ -1,5 +1,5 @@
-"""Mutants of what a process may do to the library's own threads: handlers of the log, and threads
-that are none."""
+"""Mutants of what a process may do to a learner: handlers of its log, green threads, and being the
+first of a container."""
 
 from __future__ import annotations
 
@@ -85,5 +85,21 @@ LOG_MUTANTS = (
         'eventlet.is_monkey_patched("thread")',
         "True",
         of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
+        "the-first-process-of-a-container-trains-on-alone",
+        7,
+        "runtime/farewell",
+        "if self._thread and os.getpid() == 1:",
+        "if False:",
+        of("unit/runtime/test_farewell"),
+    ),
+    Mutant(
+        "the-first-process-of-a-container-ends-without-a-learner",
+        7,
+        "runtime/farewell",
+        "if self._thread and os.getpid() == 1:",
+        "if os.getpid() == 1:",
+        of("unit/runtime/test_farewell"),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -59,3 +60,32 @@ def test_on_another_thread_nothing_happens() -> None:
     thread.start()
     thread.join()
     assert handler() is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("pid", "statuses"), [(1, [143]), (2, [])])
+def test_the_first_process_of_a_container_ends_after_its_goodbye(
+    monkeypatch: pytest.MonkeyPatch, pid: int, statuses: list[int]
+) -> None:
+    ended: list[int] = []
+    learner = Fake(0, dropped=False)
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)  # as the kernel does for it
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: None)
+    farewell = Farewell(lambda: [learner])
+    farewell.prepare()
+    farewell._handle(signal.SIGTERM, None)
+    assert ended == statuses
+
+
+def test_it_ignores_sigterm_without_a_learner_as_it_always_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    farewell = Farewell(list)
+    farewell.prepare()
+    farewell._handle(signal.SIGTERM, None)
+    assert ended == []

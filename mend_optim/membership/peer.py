@@ -33,8 +33,8 @@ class Peer:
     fresh: bool = False
     #: Whether a control stream with the peer is open.
     linked: bool = False
-    #: Whether it was evicted for its silence, and is back by a beat or by hearsay alone: a stream
-    #: from before does not count.
+    #: Whether it was evicted for its silence, and is back by a beat or by hearsay alone; or gave no
+    #: sign for as long on a stream that stands. A stream from before does not count.
     lost: bool = False
     #: Whether it has been silent for `suspect_after_s`, or its last control stream broke. Any sign
     #: of life clears this.
@@ -46,8 +46,9 @@ class Peer:
     #: Its newest beat; None until there is one, and again once this learner hears the peer no more
     #: itself.
     beat: Beat | None = None
-    #: When its newest beat came, or as much later as its silence was excused.
-    beat_at: float = float("-inf")
+    #: When its own last sign of life came, by a beat, other bytes or a new stream, or as much later
+    #: as its silence was excused. Invariant: sign_at <= heard_at.
+    sign_at: float = float("-inf")
     #: The newest rumor of it; None until there is one.
     rumor: Rumor | None = None
     #: What `heard_at` was when its silence was excused. Nothing was heard of it since if the two

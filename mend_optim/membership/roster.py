@@ -173,7 +173,7 @@ class Roster:
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count), direct=True) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
-            peer.beat, peer.beat_at = beat, now
+            peer.beat, peer.sign_at = beat, now
             rumors = islice(beat.roster, self.limits.rumors)
             peer.reaches = frozenset(rumor.peer for rumor in rumors if rumor.reached)
             # Gossip may have told of a greater count, and not truly: this is a sign of life, too.
@@ -282,18 +282,19 @@ class Roster:
         """Take note that bytes arrived from a peer, which is a sign of life, too."""
         peer = self.find(id)
         if peer:
-            peer.heard_at = now
+            peer.heard_at = peer.sign_at = now
             peer.silent = False
 
     def link(self, now: float, id: PeerId, up: bool) -> None:
         """Take note that the first control stream with a peer opened, or the last one broke. A
-        peer without one is suspected at once."""
+        peer without one is suspected at once, unless this learner hung up while others told that
+        the peer lives: where they agree, nobody else seals for it meanwhile."""
         peer = self.find(id)
         if peer:
             peer.linked = up
-            peer.silent = not up
+            peer.silent = not (up or (peer.lost and not peer.heard))
             if up:
-                peer.heard_at = now
+                peer.heard_at = peer.sign_at = now
                 peer.lost = False
 
     def leave(self, id: PeerId, proof: bytes = b"") -> bool:
@@ -327,7 +328,7 @@ class Roster:
         for peer in self:
             if peer.heard_at != peer.excused_at:
                 peer.heard_at = peer.excused_at = min(now, peer.heard_at + seconds)
-                peer.beat_at = min(now, peer.beat_at + seconds)
+                peer.sign_at = min(now, peer.sign_at + seconds)
 
     def has_lost(self, id: PeerId) -> bool:
         """Whether this process was evicted for its silence, and the two have not met anew. Not on a
@@ -347,14 +348,22 @@ class Roster:
         for peer in self:
             if now >= peer.heard_at + self.timing.suspect_after_s:
                 peer.silent = True
-            if not peer.linked and now >= peer.beat_at + self.timing.evict_after_s:
+            if peer.heard and now >= peer.sign_at + self._hearsay_after_s(peer):
                 # Others may still reach it. This learner knows it by hearsay alone.
                 peer.beat, peer.reaches = None, frozenset()
+                # A stream across a net that drops all packets stands on for long.
+                peer.lost = peer.lost or peer.linked
         silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
             self._graves.bury(peer.id, peer.count, silent=True)
         return [peer.id for peer in silent]
+
+    def _hearsay_after_s(self, peer: Peer) -> float:
+        """After how long without a sign of its own a peer is known by hearsay. In a big roster,
+        not every beat comes to everyone."""
+        rare = 1 + self.size // FANOUT if peer.linked else 1
+        return rare * self.timing.evict_after_s
 
     def wake_at(self) -> float:
         """Return when the next peer is to be suspected or evicted, if nothing is heard of it."""

@@ -332,10 +332,15 @@ class Cluster:
 
     def cut(self, pairs: Iterable[Pair], duration: float) -> None:
         """No message from a to b, for each (a, b), until healed."""
+        pairs = list(pairs)
+        self.stall(pairs, duration)
+        self.unlink(lambda link: any({i.name for i in link} == {a, b} for a, b in pairs))
+
+    def stall(self, pairs: Iterable[Pair], duration: float) -> None:
+        """A cut that breaks no link: the net drops all packets, and nobody is told."""
         pairs = sorted(pairs)
         self.seen["cut"] += 1
         self.cuts.update(pairs)
-        self.unlink(lambda link: any({i.name for i in link} == {a, b} for a, b in pairs))
         self.at(duration, self.cuts.subtract, pairs)
 
     def partition(self, side: Iterable[str], duration: float) -> None:

@@ -97,3 +97,17 @@ def test_no_room_waits_for_long_for_a_go_between_that_comes_late(seed: int) -> N
     cluster.run(45.0)
     assert longest_pause(cluster, 12.0) < 12.0
     assert min(shares(cluster).values()) > 0.5
+
+
+@pytest.mark.parametrize("seed", range(6 if DEEP else 1))
+def test_no_room_waits_for_long_when_a_net_drops_what_passes_between_two(seed: int) -> None:
+    """No stream breaks. Before, learners sent offers to sealers that they did not reach until gRPC
+    gave the streams up, and waited for one another meanwhile."""
+    chosen = policies(sync_every=2 * FRAGMENTS, fragments=FRAGMENTS)
+    cluster = Cluster(5, seed, chosen, loss=0.0, duplicates=0.0, delay_s=0.05, work_s=0.05)
+    cluster.speed = dict.fromkeys(cluster.names, 0.3)
+    cluster.at(20.0, cluster.stall, TWO_AND_TWO, 10_000.0)
+    cluster.start_all()
+    cluster.run(60.0)
+    assert longest_pause(cluster, 20.0) < 3.5 * chosen.timing.evict_after_s
+    assert min(shares(cluster).values()) > 0.75

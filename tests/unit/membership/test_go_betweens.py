@@ -190,6 +190,49 @@ def test_a_peer_that_is_heard_no_more_is_known_by_hearsay() -> None:
     assert not roster.peers["b"].suspected
 
 
+def test_a_stream_on_which_nothing_comes_does_not_count() -> None:
+    """A net that drops all packets breaks no stream, and gRPC notices late. Meanwhile offers would
+    go to a sealer that this learner does not reach."""
+    graph = joined("abc", [])
+    roster = roster_of(graph, "c")
+    for second in range(60):
+        roster.touch(second, id_of("a"))
+        if second < 20:
+            roster.touch(second, id_of("b"))
+        roster.gossip(second, [Rumor(id_of("b"), "b:1", second)])
+        assert roster.expire(second) == []
+        is_here = second < 19 + TIMING.evict_after_s
+        assert (roster.peers["b"].heard, roster.has_lost(id_of("b"))) == (is_here, not is_here)
+        assert not roster.has_lost(id_of("a"))
+    roster.link(60.0, id_of("b"), False)
+    assert not roster.peers["b"].suspected  # another learner would seal for it
+    roster.link(61.0, id_of("b"), True)
+    roster.hear(61.0, told(graph, "b", 61))
+    roster.expire(62.0)
+    assert roster.peers["b"].reached
+    assert not roster.has_lost(id_of("b"))
+
+
+def test_a_new_stream_is_a_sign_before_the_first_beat_on_it() -> None:
+    roster = roster_of(joined("abc", []), "c")
+    roster.link(5.0, id_of("b"), False)
+    roster.link(29.0, id_of("b"), True)
+    roster.touch(29.0, id_of("a"))
+    roster.expire(31.0)
+    assert roster.peers["b"].reached
+    assert not roster.has_lost(id_of("b"))
+
+
+def test_in_a_big_roster_beats_are_rarer() -> None:
+    names = "abcdefghijklmnopq"
+    roster = roster_of(joined(names, []), "c")
+    others = [id_of(name) for name in names if name != "c"]
+    for second, is_here in ((20, True), (40, True), (59, True), (60, False)):
+        roster.gossip(second, [Rumor(id, f"{id.name}:1", second) for id in others])
+        assert roster.expire(second) == []
+        assert roster.peers["b"].heard == is_here
+
+
 def test_beats_tell_whom_a_learner_reaches() -> None:
     roster = roster_of(ROOMS, "c")
     assert {rumor.peer.name for rumor in roster.rumors() if rumor.reached} == {"a", "d"}

@@ -67,7 +67,7 @@ def test_a_learner_that_was_stopped_has_still_heard_its_peers_itself() -> None:
     roster.slept(101.0, 100.0)
     roster.expire(101.0)
     assert known(roster).heard
-    roster.touch(131.0, B)
+    roster.gossip(131.0, [rumor("b", 2)])
     roster.expire(131.0)
     assert not known(roster).heard
 

@@ -274,7 +274,8 @@ class Adopter:
             fragment, held = self.state.fragments[p], wanted.held
             if held and self.majority.believes(fragment, held.lineage.key, held.peer):
                 wanted.held = None
-                self.take_state(now, held)
+                if not self.pulling.asks_anew(now, fragment, held):
+                    self.take_state(now, held)
 
     def _check_gain(self, now: float, anchor: State, fragment: Progress) -> None:
         """Doubt a peer that hands over less than it has shown, and nothing that is of use."""

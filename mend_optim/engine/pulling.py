@@ -19,7 +19,7 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Wanted
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
-from mend_optim.protocol.messages import Report, Seal, Want
+from mend_optim.protocol.messages import Report, Seal, State, Want
 
 #: Of a peer without a beat, or without the fragment.
 NO_REPORT = Report(NOWHERE)
@@ -112,6 +112,19 @@ class Pulling:
             state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)
             state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
 
+    def asks_anew(self, now: float, fragment: Progress, held: State) -> bool:
+        """Ask for the greater anchor that the peer of a kept one shows by now, if it is believed,
+        too. The kept one may be older than the last seals that the peer has: after it, this learner
+        would be as far behind as before."""
+        key = dict(self.state.shown(held.fragment)).get(held.peer)
+        if key is None or key.version <= held.lineage.version:
+            return False
+        if not self.majority.believes(fragment, key, held.peer):
+            return False
+        del self.state.wants[held.fragment]
+        self.want(now, fragment, held.peer, key)
+        return True
+
     def is_answer(self, seal: Seal, fragment: Progress) -> bool:
         """Whether a seal was passed on by the peer that was asked, and leads to what most learners
         have."""
@@ -183,7 +196,11 @@ class Pulling:
 
 
 def is_between(state: EngineState, fragment: Progress, peer: PeerId | None, sealer: PeerId) -> bool:
-    """Whether a peer has our offer because we do not reach the sealer."""
-    known, pending = state.roster.find(sealer), fragment.pending
-    reached = state.is_me(sealer) or (known is not None and known.linked)
-    return pending is not None and pending.sent_to == peer and not reached
+    """Whether a peer passes the seals of a sealer on that we do not reach: it has our offer, or
+    would get it if there were one."""
+    roster, known, pending = state.roster, state.roster.find(sealer), fragment.pending
+    if peer is None or state.is_me(sealer) or (known is not None and known.linked):
+        return False
+    if pending is not None and pending.sent_to is not None:
+        return pending.sent_to == peer
+    return peer == roster.go_betweens.choose(fragment.fragment, sealer, zone=roster.zone)

@@ -154,10 +154,10 @@ class Sealer:
 
     def _from_afar(self, p: int) -> list[PeerId]:
         """The learners that this one does not reach, and whose offers it merged last. They are far
-        off: they would miss every other round if none waited for them."""
+        off, and would miss every other round if none waited. No call reaches those that finish."""
         last, roster = self.state.seals[p].last, self.state.roster
         peers = [roster.find(entry.peer) for entry in last.members] if last else []
-        unheard = [peer for peer in peers if peer and not peer.heard]
+        unheard = [x for x in peers if x and not (x.heard or (x.word and x.word.finishes))]
         return [peer.id for peer in roster.go_betweens.choosable(unheard)]
 
     def _trains(self, peer: Peer) -> bool:

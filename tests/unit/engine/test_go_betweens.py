@@ -11,11 +11,21 @@ from dataclasses import replace
 import pytest
 
 from mend_optim.engine.detours import PATIENCE
-from mend_optim.engine.effects import EXCHANGE, PASS_ON, PULL, Advance, Export, Inspect, Merge, Send
+from mend_optim.engine.effects import (
+    EXCHANGE,
+    PASS_ON,
+    PULL,
+    Advance,
+    Export,
+    Inspect,
+    Install,
+    Merge,
+    Send,
+)
 from mend_optim.engine.seal_chain import SEALS
 from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Offer, Seal, State, Want
+from mend_optim.protocol.messages import Offer, Rumor, Seal, State, Want
 from tests.support.engines import BASE, ME, DrivenEngine, grown, offer_of, seal_of, state_of
 
 FAR, BETWEEN, AUTHOR = (PeerId(name, 1) for name in ("far", "between", "author"))
@@ -147,6 +157,53 @@ def test_a_seal_is_asked_for_at_no_other_peer_than_that_go_between(why: str) -> 
         meet(engine, FAR, "far:1", ME)
     engine.beat(BETWEEN, ahead, address="between:1", reaches=(ME, FAR))
     assert BETWEEN not in [to for to, _ in wants(engine)]
+
+
+def at_rest() -> DrivenEngine:
+    """An author that has nothing to offer, while the go-between is a round ahead."""
+    engine = behind(AUTHOR)
+    engine.receive(passed(seal_of(engine.lineage, engine.fragment.pending.offer.entry), BETWEEN))
+    engine.engine.state.wants.clear()
+    engine.done(engine.jobs(Advance)[0])
+    engine.apply()
+    assert engine.fragment.pending is None
+    for _ in range(5):
+        engine.tick(1.0)
+        engine.beat(AUTHOR, engine.lineage, address="", reaches=(ME,))
+        meet(engine, BETWEEN, "between:1", ME, FAR)
+    wants(engine)
+    engine.beat(BETWEEN, grown(engine.lineage), address="between:1", reaches=(ME, FAR))
+    return engine
+
+
+def test_a_learner_without_an_offer_asks_the_go_between_that_would_get_it() -> None:
+    """A learner in `finish()` has none. It waited for `evict_after_s` to believe that one."""
+    engine = at_rest()
+    assert wants(engine) == [(BETWEEN, True)]
+    engine.receive(passed(seal_of(engine.lineage, sealer=FAR), BETWEEN))
+    assert len(engine.jobs(Advance)) == 1
+
+
+def test_after_long_the_newest_anchor_of_a_go_between_is_fetched_and_not_the_kept_one() -> None:
+    """With the kept one, this learner would lack more seals than a go-between keeps."""
+    engine = behind(AUTHOR)
+    kept_one = grown(engine.lineage)
+    newest = grown(grown(grown(grown(kept_one))))
+    asked: list[tuple[PeerId, bool]] = []
+    for _ in range(100):
+        if wants(engine):
+            engine.receive(state_of(kept_one, peer=BETWEEN))
+        engine.tick(1.0)
+        engine.beat(AUTHOR, engine.lineage, address="", reaches=(ME,))
+        engine.beat(BETWEEN, newest, address="between:1", reaches=(ME, FAR))
+        asked = [want for want in wants(engine) if not want[1]]
+        if asked:
+            break
+    assert asked == [(BETWEEN, False)]
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(newest, peer=BETWEEN))
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == newest
 
 
 def test_after_a_seal_on_an_anchor_that_we_lack_the_go_between_is_asked_for_ours() -> None:
@@ -432,8 +489,10 @@ def hand_over(engine: DrivenEngine, author: PeerId, seq: int) -> None:
     engine.done(engine.jobs(Inspect)[0])
 
 
-def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between() -> None:
-    """They would miss every other round: their offers come later than those of others."""
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between(finishes: bool) -> None:
+    """They would miss every other round: their offers come later than those of others. An author
+    that finishes may have nothing left, and cannot be called to say so."""
     engine = DrivenEngine(grace_s=100.0)
     engine.engine.state.roster.go_betweens.believes_in = lambda id: True
     meet(engine, BETWEEN, "between:1", ME, AUTHOR)
@@ -446,8 +505,13 @@ def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between() -> None:
     engine.done(engine.jobs(Advance)[0])
     engine.apply()
     meet(engine, BETWEEN, "between:1", ME, AUTHOR)
+    news = Rumor(AUTHOR, "", 99, finishes=finishes, reached=True)
+    engine.engine.state.roster.gossip(engine.now, [news])
     hand_over(engine, BETWEEN, 2)
     engine.offer()
+    if finishes:
+        assert {offer.peer for offer in engine.merge().offers} == {ME, BETWEEN}
+        return
     assert engine.jobs(Merge) == []
     hand_over(engine, AUTHOR, 2)
     assert {offer.peer for offer in engine.merge().offers} == {ME, BETWEEN, AUTHOR}

@@ -255,6 +255,20 @@ def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
     assert install.states[0].lineage == beyond
 
 
+def test_a_kept_anchor_that_most_show_is_taken_while_its_peer_shows_a_greater_one() -> None:
+    engine = experienced(PEER, THIRD, FOURTH)
+    shown = grown(engine.lineage)
+    beyond = grown(shown)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, shown, step=3)
+    ((asked, _),) = engine.sent(Want)
+    engine.receive(state_of(beyond, peer=asked))
+    engine.beat(asked, grown(beyond), step=3)
+    engine.beat(PEER if asked == THIRD else THIRD, beyond, step=3)
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == beyond
+
+
 # Another model
 
 

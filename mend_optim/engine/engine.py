@@ -199,12 +199,12 @@ class Engine:
             self.beats.send(id)
         self._poll_all(now)
 
-    def heard(self, now: float, id: PeerId) -> None:
-        """Bytes of a bulky message arrived from a peer. It is alive, and the anchor or the seal
-        that we expect from it is still coming."""
+    def heard(self, now: float, id: PeerId, p: int) -> None:
+        """Bytes of a bulky message of a fragment arrived from a peer. It is alive, and the anchor
+        or the seal that we expect from it is still coming, or comes after that message."""
         self.state.roster.touch(now, id)
         self.pulling.heard(now, id)
-        self.offers.heard(now, id)
+        self.offers.heard(now, id, p)
 
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by a learner that says it is at `address`. It is no news of

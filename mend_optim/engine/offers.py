@@ -7,7 +7,7 @@ from dataclasses import replace
 from mend_optim.engine.detours import Detours
 from mend_optim.engine.effects import Send
 from mend_optim.engine.idleness import Idleness
-from mend_optim.engine.pending import Pending
+from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.residual_share import NO_SHARE
 from mend_optim.engine.standoffs import Standoffs
@@ -222,15 +222,22 @@ class Offers:
         """The offer did not arrive, or its stream broke before the answer."""
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
-    def heard(self, now: float, id: PeerId) -> None:
-        """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing
-        is sent or asked for again."""
-        for fragment in self.state.fragments:
+    def heard(self, now: float, id: PeerId, p: int) -> None:
+        """Bytes of fragment `p` came from a peer, perhaps the seal of an offer that it has: in the
+        meantime nothing is sent or asked for again.
+
+        A peer may send one seal after the other: of every fragment, to every learner. A go-between
+        sends seals all the time. So those of other fragments are waited for no longer than all may
+        take."""
+        state = self.state
+        seals = len(state.fragments) * state.roster.size
+        for fragment in state.fragments:
             pending = fragment.pending
             if pending and pending.sent_to == id:
                 if pending.delivered:
                     pending.still_coming(now + self.patience(pending))
-                fragment.heard_while_behind(now)
+                others_s = state.policies.timing.suspect_after_s + seals * pending.seal_s
+                fragment.heard_while_behind(now, NEVER if fragment.fragment == p else others_s)
 
     def reported(
         self, now: float, fragment: Progress, beat: Beat, report: Report, was_unknown: bool

@@ -88,8 +88,11 @@ class Progress(Accounts):
         self.requested_by: PeerId | None = None
         #: The anchor that was to replace ruined weights, and is not finite either.
         self.ruined_anchor: Key | None = None
-        #: Since when some peer has shown a greater anchor; None if none has.
+        #: Since when some peer has shown a greater anchor, or bytes of it may have arrived; None if
+        #: none has.
         self.behind_since: float | None = None
+        #: Since when some peer has shown one. Invariant: it is no later than `behind_since`.
+        self._behind_from = NEVER
         #: Whether a seal on the present anchor was refused. Its sealer would answer with it again.
         self.has_refused = False
         #: By order of moment: the last version whose mean includes this learner's moments.
@@ -202,12 +205,13 @@ class Progress(Accounts):
     def seen_behind(self, now: float) -> float:
         """A peer shows a greater anchor. Returns since when one does."""
         if self.behind_since is None:
-            self.behind_since = now
+            self.behind_since = self._behind_from = now
         return self.behind_since
 
-    def heard_while_behind(self, now: float) -> None:
-        """Bytes of a greater anchor may be arriving: the wait begins anew."""
-        if self.behind_since is not None:
+    def heard_while_behind(self, now: float, longest_s: float) -> None:
+        """Bytes of a greater anchor may be arriving: the wait begins anew, but not once it has
+        lasted for so long."""
+        if self.behind_since is not None and now < self._behind_from + longest_s:
             self.behind_since = now
 
     def has_had(self, digest: bytes) -> bool:

@@ -175,9 +175,9 @@ class NetworkSide:
             self._engine.linked(time.monotonic(), id, up)
             self._dispatch()
 
-    def heard(self, id: PeerId) -> None:
+    def heard(self, id: PeerId, fragment: int) -> None:
         with self._guard.mutex:
-            self._engine.heard(time.monotonic(), id)
+            self._engine.heard(time.monotonic(), id, fragment)
 
     def refused(self, address: str, reason: str) -> None:
         with self._guard.mutex:

@@ -118,8 +118,8 @@ class Handler(Protocol):
     def linked(self, id: PeerId, up: bool) -> None:
         """The first control stream with a peer opened (`up`), or the last one closed."""
 
-    def heard(self, id: PeerId) -> None:
-        """A part of a bulky message arrived from a peer, so the peer lives."""
+    def heard(self, id: PeerId, fragment: int) -> None:
+        """A part of a bulky message of a fragment arrived from a peer, so the peer lives."""
 
     def refused(self, address: str, reason: str) -> None:
         """This learner and the one at `address` must not train together.

@@ -96,8 +96,8 @@ class Carrier:
         inbox = Assembler(limit or self.limit, self._allocate)
         pace: Pace | None = None
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
-            self._handler.heard(link.id)
             message = inbox.feed(frame)
+            self._handler.heard(link.id, inbox.fragment)
             if pace:
                 pace.moved(len(frame))
             elif announce:

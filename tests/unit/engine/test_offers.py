@@ -42,7 +42,7 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
     ((_, offer),) = engine.sent(Offer)
     engine.engine.delivered(engine.now, PEER, offer)
     for _ in range(30):
-        engine.engine.heard(engine.now, PEER)
+        engine.engine.heard(engine.now, PEER, 0)
         engine.beat(PEER, grown(BASE))  # it has sealed, and holds no offer any more
         engine.tick(1.0)
     assert engine.sent(Offer) == engine.sent(Want) == []
@@ -51,6 +51,30 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
         engine.tick(1.0)
     assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
     assert engine.sent(Offer)[-1][1].seq == offer.seq
+
+
+@pytest.mark.parametrize("took_s", [0.0, 5.0])
+def test_a_seal_is_waited_for_behind_those_of_other_fragments_but_not_without_end(
+    took_s: float,
+) -> None:
+    """A go-between sends seals of others all the time. One that has let an offer go, because it is
+    a few rounds ahead, was waited for until the end of the run."""
+    engine = among_peers()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    engine.now += took_s
+    engine.engine.delivered(engine.now, PEER, offer)
+    seal_s = engine.fragment.pending.seal_s
+    waited_s = 0.0
+    while not engine.sent(Want) and waited_s < 300.0:
+        engine.engine.heard(engine.now, PEER, 1)
+        engine.beat(PEER, grown(BASE))
+        engine.tick(1.0)
+        waited_s += 1.0
+    suspect_after_s = engine.engine.state.policies.timing.suspect_after_s
+    longest_s = suspect_after_s + seal_s * engine.engine.state.roster.size
+    patience_s = suspect_after_s + seal_s
+    assert longest_s <= waited_s <= longest_s + patience_s + 2.0
 
 
 def test_patience_grows_with_the_time_of_the_offers_transfer_and_the_size_of_the_seal() -> None:

@@ -190,7 +190,7 @@ class Walk(RuleBasedStateMachine):
                 have = self.lineage(GENESIS, pick, p).digest
                 engine.receive(now, Want(peer, p, have))
             case "heard":
-                engine.heard(now, peer)
+                engine.heard(now, peer, p)
         self.drain()
 
     @precondition(lambda self: self.state.fragments)

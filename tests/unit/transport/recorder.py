@@ -79,7 +79,7 @@ class Recorder:
     def linked(self, id: PeerId, up: bool) -> None:
         self._note("linked", id, up)
 
-    def heard(self, id: PeerId) -> None:
+    def heard(self, id: PeerId, fragment: int) -> None:
         self._note("heard", id)
 
     def refused(self, address: str, reason: str) -> None:

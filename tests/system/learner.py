@@ -46,6 +46,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from bench.cluster.namespaces import End
 from mend_optim import Credentials, Event, MendOptimizer, Timing
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.protocol.messages import Seal
@@ -350,6 +351,8 @@ def give_birth(console: Console, order: Order) -> bool:
     child = os.fork()
     if not child:
         console.say("born", pid=os.getpid())
+        if order["net"]:
+            End(order["net"], "").enter()
         Learner(console, order).live()
         return True
     _, status = os.waitpid(child, 0)

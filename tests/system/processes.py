@@ -224,10 +224,12 @@ class Supervisor:
         timing: Facts | None = None,
         restore: Path | None = None,
         on: Process | None = None,
+        net: int = 0,
         **options: Any,
     ) -> Learner:
         """Start a learner, with any keyword of MendOptimizer that JSON can express. It pauses after
-        `steps`. `on`: a process of the caller's own that runs it."""
+        `steps`. `on`: a process of the caller's own that runs it. `net`: a process in whose network
+        namespace it lives."""
         process = on or self._free_process()
         process.learner = Learner(name, process, self)
         self.learners.append(process.learner)
@@ -245,6 +247,7 @@ class Supervisor:
             clock_behind_s=clock_behind_s,
             timing={**TIMING, **(timing or {})},
             restore=str(restore or ""),
+            net=net,
             options=options,
         )
         return process.learner

@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant("a-newcomer-even-when-it-has-joined", 4, "engine/state", "return begun(self.joined, self.totals.step)",
            "return begun(False, self.totals.step)", NEWCOMERS),
     Mutant("first-weights-arrive-as-trained", 4, "engine/adoption", "switch.genesis, switch.begun)", "switch.genesis, 2)", ADOPTING),
-    Mutant("model-order-without-tokens", 4, "protocol/lineage", "tokens=sum(k.tokens for k in listed)", "tokens=0", JOINING),
+    Mutant("model-order-without-tokens", 4, "protocol/lineage", "tokens = sum(k.tokens for k in listed)", "tokens = 0", JOINING),
     Mutant("carry-progress-across-genesis", 4, "engine/adoption",
            "self._install(anchors, merged_own_offer=False, replace=True)", "self._install(anchors, merged_own_offer=False, replace=False)", ADOPTING),
     Mutant("take-a-model-in-pieces", 4, "engine/adoption", (("if switch is None or not switch.complete:")), "if switch is None:", ADOPTING),

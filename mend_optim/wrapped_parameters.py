@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -32,6 +32,31 @@ class Loaded(NamedTuple):
     wrapped_groups: int
     fragments: FragmentCount
     by_name: bool = True
+
+
+class _Listing(NamedTuple):
+    """All of an optimizer's list that a layout depends on, and quick to compare: thousands of
+    tensors are checked at every boundary."""
+
+    sizes: list[int]
+    names: list[list[str] | None]
+    ids: list[int]
+    shapes: list[tuple[int, ...]]
+    dtypes: list[dtype]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> _Listing:
+        groups = optimizer.param_groups
+        tensors = [tensor for group in groups for tensor in group["params"]]
+        return cls(
+            sizes=[len(group["params"]) for group in groups],
+            names=[
+                list(group["param_names"]) if "param_names" in group else None for group in groups
+            ],
+            ids=list(map(id, tensors)),
+            shapes=[tensor.shape for tensor in tensors],
+            dtypes=[tensor.dtype for tensor in tensors],
+        )
 
 
 class WrappedParameters:
@@ -65,6 +90,9 @@ class WrappedParameters:
         #: The tensors that are merged; empty before they are laid out.
         self.merged: list[Tensor] = []
         self._layout: Layout | None = None
+        #: The optimizer's list when its tensors were laid out, and the tensors, whose ids stay
+        #: theirs while they are kept.
+        self._listing: tuple[_Listing, list[Tensor]] | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the inner optimizer."""
@@ -108,6 +136,7 @@ class WrappedParameters:
         self._layout = layout or self.build()
         self.buffers.fix()
         self.merged = self.mergeable()
+        self._listing = _Listing.of(self.inner), self.tensors()
 
     def layout(self) -> Layout:
         """The layout that learners have in common."""
@@ -126,7 +155,8 @@ class WrappedParameters:
     def check(self) -> None:
         """Raise `UsageError` if the inner optimizer's parameters, or the buffers, are not those of
         the layout."""
-        self.layout().check(self.mergeable(), self.merged)
+        if self._listing is None or self._listing[0] != _Listing.of(self.inner):
+            self.layout().check(self.mergeable(), self.merged)
         self.layout().check_buffers(self.buffers.tensors())
 
     def build(

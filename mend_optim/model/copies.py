@@ -50,8 +50,10 @@ def gather(
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
     sources = [_real(parameters[index]) for index in fragment.tensors]
-    if out.is_cuda and rounding is None and _are_like(out, sources):
-        # One launch for many tensors: to launch so many copies takes longer than to make them.
+    # On the host, `reshape` must not copy: it would need memory for all tensors at once.
+    is_quick = out.is_cuda or all(source.is_contiguous() for source in sources)
+    if rounding is None and is_quick and _are_like(out, sources):
+        # One call for many tensors: so many calls take longer than the copies.
         torch.cat([source.reshape(-1) for source in sources], out=out)
         return
     for place, source in enumerate(sources):

@@ -141,6 +141,8 @@ class Event:
     below_quorum        here and needed (learners): offers have waited for
                         `timing.round_timeout_s`
     quorum              here and needed: there are enough learners again
+    uneven              peer, incarnation; theirs and own: tokens per step. A peer counts tokens in
+                        another way than this learner.
     unknown             none: moments are not averaged, because it is not known which they are, or
                         none has the name that you gave
     period              sync_every, before; latency: of rounds until now. The run has chosen

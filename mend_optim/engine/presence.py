@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from mend_optim.engine.ledger import Event, describe
 from mend_optim.engine.state import EngineState
+from mend_optim.engine.token_rates import TokenRates
 from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import PeerId
 
@@ -33,6 +34,7 @@ class Presence:
         #: The event by which the user learned that this learner is alone; empty if it is not, or
         #: if that was never told.
         self._alone = ""
+        self._token_rates = TokenRates(state)
 
     def met(self, peer: Peer) -> None:
         """A peer agreed to train with this learner. It may have been heard of before, and it may do
@@ -86,6 +88,7 @@ class Presence:
         suspects = [peer for peer in state.roster if peer.suspected]
         self._doubts = {p.id: self._doubts.get(p.id, self._doubt(now, p)) for p in suspects}
         self._tell_company()
+        self._token_rates.look()
 
     def _doubt(self, now: float, peer: Peer) -> str:
         """Why a peer is suspected."""

@@ -35,6 +35,7 @@ WARNINGS = (
     "costly",
     "held_up",
     "below_quorum",
+    "uneven",
     "unknown",
     "unclosed",
 )

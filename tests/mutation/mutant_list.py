@@ -39,6 +39,7 @@ OUTER, ANCHOR, JOINING, FEEDBACK = (
 )
 SEALERS = of("unit/membership/test_sealers")
 NEWCOMERS = of("virtual/test_cluster", "newcomers")
+RATES_ALIKE = of("unit/engine/test_token_rates")
 WAITING, PRESENCE = of("unit/engine/test_waiting"), of("unit/engine/test_presence")
 LONG_WAIT = of("unit/runtime/test_long_wait")
 NAMESAKES = of("unit/engine/test_namesakes")
@@ -107,6 +108,11 @@ MUTANTS = (
     Mutant("worker-applies-corrections", 2, "runtime/learner",
            "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
+    Mutant("tokens-are-compared-one-way", 2, "engine/token_rates", "return max(one / other, other / one) if", "return other / one if", RATES_ALIKE),
+    Mutant("first-steps-tell-how-tokens-are-counted", 2, "engine/token_rates", "if steps >= FEWEST_STEPS else", "if steps else", RATES_ALIKE),
+    Mutant("uneven-tokens-are-told-at-every-beat", 2, "engine/token_rates", "if uneven and not self._is_told:", "if uneven:", RATES_ALIKE),
+    Mutant("uneven-tokens-are-told-once-for-all", 2, "engine/token_rates", "self._is_told = bool(uneven)", "self._is_told = True", RATES_ALIKE),
+    Mutant("tokens-matter-where-they-do-not-weigh", 2, "engine/token_rates", ' or state.policies.weighting == "uniform":', ":", RATES_ALIKE),
     Mutant("a-correction-of-another-shape-is-lost", 2, "runtime/learner", "                check()\n", "                pass\n",
            of("together/test_optimizer")),
     Mutant("another-tensor-is-not-seen", 2, "wrapped_parameters", "ids=list(map(id, tensors)),", "ids=[],",

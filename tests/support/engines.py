@@ -102,6 +102,7 @@ class DrivenEngine:
         zone: str = "",
         joins: bool = False,
         clips: bool = False,
+        weighting: str = "tokens",
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -113,6 +114,7 @@ class DrivenEngine:
             grace=Grace(max_s=grace_s),
             failslow=failslow,
             residual_in_weights=residual_in_weights,
+            weighting=weighting,
             auto=auto,
             zone=zone,
             joins=joins,
@@ -146,12 +148,14 @@ class DrivenEngine:
         takes_joint: int | None = None,
         reaches: Collection[PeerId] | None = None,
         content: Content | None = None,
+        tokens: int | None = None,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
         learner. `reaches`: those that it reaches; None: it does not say.
-        `content`: of its last anchor; None: it does not say."""
+        `content`: of its last anchor; None: it does not say. `tokens`: None is as `step` counts
+        them."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"
@@ -161,13 +165,12 @@ class DrivenEngine:
             for lineage in lineages or [BASE] * len(self.engine.state.fragments)
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
-        tokens = 10 * step
         beat = Beat(
             peer=peer,
             address=address,
             count=self.counts,
             step=step,
-            tokens=tokens,
+            tokens=10 * step if tokens is None else tokens,
             seconds_per_step=1.0,
             training=True,
             genesis=genesis,

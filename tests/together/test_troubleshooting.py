@@ -289,6 +289,15 @@ def quorum(*back: PeerId) -> Said:
     return silence(engine, 2, B, *back).events("quorum") if back else said
 
 
+def uneven() -> Said:
+    """This learner counts steps, and another one the tokens of its batches."""
+    engine = DrivenEngine()
+    engine.step(10, tokens=1)
+    engine.beat(B, step=10, tokens=40960)
+    engine.tick(1.0)
+    return engine.events("uneven")
+
+
 # ── slow learners ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -559,6 +568,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "No longer alone": company,
     "No quorum": lambda: quorum(),
     "A quorum again": lambda: quorum(C),
+    "Tokens that are counted in two ways": uneven,
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
     "A synchronize() that takes long": long_synchronize,

@@ -38,6 +38,9 @@ from mend_optim.worker.correction import Correction, Reading
 
 log = logging.getLogger("mend_optim")
 FRESH = "nothing is merged yet: this learner's own weights stand for the anchor"
+FRESH_PART = (
+    "nothing of the fragments {} is merged yet: this learner's own weights stand for their anchors"
+)
 JUMPED = (
     "weights were replaced after step {}, and the jump counts as progress: call reset_progress() "
     "after you load weights in mid-run, unless all learners load the same"
@@ -251,7 +254,9 @@ class Handover:
                 self._tensors.put(fragment.index, anchor, for_good=for_good)
         if fresh and not self._told_fresh:
             self._told_fresh = True
-            log.warning("%s: %s", self._settings.name, FRESH)
+            is_all = len(fresh) == len(self._layout.fragments)
+            text = FRESH if is_all else FRESH_PART.format(sorted(fresh))
+            log.warning("%s: %s", self._settings.name, text)
 
     def extend(
         self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int, float]

@@ -261,8 +261,8 @@ def test_synchronize_does_not_wait_for_a_group_that_nobody_else_has() -> None:
         assert same(anchors(a)[:1], anchors(b))
 
 
-def test_finish_names_a_group_that_nobody_else_has() -> None:
-    """The rest ends on one model. Who lacks the group has nothing to complain of."""
+def test_finish_names_a_group_that_nobody_else_has(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest ends on one model. A learner that lacks the group has nothing to complain of."""
     with cluster(descent(1.0), descent(1.0), sync_every=4) as (a, b):
         drive([a, b], 2, lambda i, s: 1.0)
         add(a, 5.0)
@@ -273,6 +273,8 @@ def test_finish_names_a_group_that_nobody_else_has() -> None:
         assert (bool(second), second.reason) == (True, "")
         assert same(parameters(a)[:1], parameters(b))
         assert read(a)[1] == 2.0
+    assert caplog.text.count("nothing of the fragments [1] is merged yet") == 1
+    assert "nothing is merged yet" not in caplog.text
 
 
 def test_a_checkpoint_wants_groups_added_as_they_were() -> None:

@@ -59,7 +59,7 @@ class ScriptedLearner:
         self.held = [fragment.theta for fragment in anchors.fragments]
         return False
 
-    def take(self) -> Todo:
+    def take(self, check: Callable[[], None]) -> Todo:
         self.calls.append("take")
         return self.todos.pop(0) if self.todos else NOTHING
 

@@ -57,7 +57,8 @@ class WrittenLog(pytest.LogCaptureFixture):
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """pytest's, with every line that was told so far."""
+    """pytest's, with every line that was told so far, but for those of former tests."""
+    background_log.flush(10.0)
     caplog.__class__ = WrittenLog
     return caplog
 

@@ -36,8 +36,8 @@ class Ended(NamedTuple):
 
     `alone` says whether nobody else is here, and `keeps_own` whether this learner's weights then
     hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
-    anchor, because there never was a quorum. `unshared` are the fragments with work of which no
-    other learner has the parameters."""
+    anchor, because there never was a quorum. `unshared` are the fragments with work, if no other
+    learner has the parameters of any of them."""
 
     tokens: dict[str, int]
     digest: str
@@ -152,6 +152,7 @@ class Ending:
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = [f.fragment for f in state.fragments if f.unmerged(state.totals).step]
         peers = state.roster.peers.values()
+        unshared = tuple(p for p in unmerged if not any(peer.has(p) for peer in peers))
         anchors = state.anchors_digest()
         tokens = {}
         for told in self._told.values():
@@ -163,7 +164,7 @@ class Ending:
             alone=state.alone,
             keeps_own=state.alone and bool(unmerged),
             fresh=fresh,
-            unshared=tuple(p for p in unmerged if not any(peer.has(p) for peer in peers)),
+            unshared=unshared if len(unshared) == len(unmerged) else (),
         )
 
     def fresh_fragments(self) -> set[int]:

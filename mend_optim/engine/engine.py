@@ -354,7 +354,7 @@ class Engine:
             return
         if state.roster.alone and state.mode in (Mode.TRAINING, Mode.SWITCHING_TRAINING):
             state.change(Change.LOST_ALL_PEERS)
-        self.outcomes.expire_held(now)
+        self.outcomes.look(now)
         self.pulling.expire(now)
         self.adoption.give_way(now)
         self._poll_all(now)

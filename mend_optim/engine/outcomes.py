@@ -111,7 +111,7 @@ class Outcomes:
         self.boundaries.agree(p)
         self.state.attest(now, p)
 
-    # ── fragments that were held ──────────────────────────────────────────────────────────────────
+    # ── fragments that were busy ──────────────────────────────────────────────────────────────────
 
     def take_held(self, now: float, p: int) -> bool:
         """All steps up to the copy of fragment `p`, which was held, are counted now. Returns
@@ -129,12 +129,15 @@ class Outcomes:
             fragment.let_go()
             self.go_on(now, p)
 
-    def expire_held(self, now: float) -> None:
-        """Let go of the fragments that were held for too long. Training may pause for hours between
-        the decision and the copy, and peers wait for the anchor."""
+    def look(self, now: float) -> None:
+        """Let go of the fragments that were held for too long: training may pause for hours between
+        the decision and the copy, and peers wait for the anchor. Take the news that came while a
+        fragment was busy, if nothing has since: a copy was interrupted, or a switch has ended."""
         for fragment in self.state.fragments:
             if fragment.is_held and fragment.held_until <= now:
                 self.let_go(now, fragment.fragment)
+            elif fragment.is_still and fragment.deferred_news and not self.state.switch:
+                self.go_on(now, fragment.fragment)
 
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 

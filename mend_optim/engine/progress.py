@@ -123,7 +123,7 @@ class Progress(Accounts):
     @property
     def is_about_to_move(self) -> bool:
         """Whether the anchor moves, or will once a copy is made."""
-        return self.is_moving or self.deferred_news is not None
+        return self.is_moving or (self.deferred_news is not None and not self.is_still)
 
     # ── copies ────────────────────────────────────────────────────────────────────────────────────
 

@@ -119,6 +119,8 @@ class Pulling:
         key = dict(self.state.shown(held.fragment)).get(held.peer)
         if key is None or key.version <= held.lineage.version:
             return False
+        if self.state.claims.doubts(held.peer):
+            return False
         if not self.majority.believes(fragment, key, held.peer):
             return False
         del self.state.wants[held.fragment]
@@ -197,10 +199,12 @@ class Pulling:
 
 def is_between(state: EngineState, fragment: Progress, peer: PeerId | None, sealer: PeerId) -> bool:
     """Whether a peer passes the seals of a sealer on that we do not reach: it has our offer, or
-    would get it if there were one."""
+    would get it if there were one. In the latter case that learner must be the sealer: anybody may
+    say that it reaches a learner that nobody knows."""
     roster, known, pending = state.roster, state.roster.find(sealer), fragment.pending
     if peer is None or state.is_me(sealer) or (known is not None and known.linked):
         return False
     if pending is not None and pending.sent_to is not None:
         return pending.sent_to == peer
-    return peer == roster.go_betweens.choose(fragment.fragment, sealer, zone=roster.zone)
+    between = roster.go_betweens.choose(fragment.fragment, sealer, zone=roster.zone)
+    return peer == between and roster.may_seal(fragment.fragment, sealer)

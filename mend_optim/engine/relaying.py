@@ -5,8 +5,9 @@ a go-between, which does the same.
 
 The sealer may refuse such an offer for good: because of its size, its signature, or its author's
 name. So the holder waits twice as long after each time. After `TRIES` it gives up the offer of a
-learner that is gone; one that lives asks for its offer in other ways. The holder begins anew with
-another sealer."""
+learner that is gone, if it was the sealer that did not keep it: a go-between may refuse it because
+its author is still here. A learner that lives asks for its offer in other ways. The holder begins
+anew with another sealer."""
 
 from __future__ import annotations
 
@@ -72,11 +73,11 @@ class Relaying:
             return
         for offer in lacking:
             passing = self._passing_of(now, offer, to.id)
-            if passing.arrived >= TRIES and not self._lives(offer.peer):
+            if to is sealer and passing.arrived >= TRIES and not self._lives(offer.peer):
                 round.drop(offer.peer)
                 state.fault(
                     f"offer {offer.seq} of {offer.peer.name}, which is gone, given up:"
-                    f" {to.id.name} did not keep it {TRIES} times"
+                    f" {sealer.id.name} did not keep it {TRIES} times"
                 )
             else:
                 state.emit(Send(to.id, offer, PASS_ON))
@@ -84,10 +85,19 @@ class Relaying:
 
     def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
         """Whether a peer may pass on an offer of this author: one that is gone from here, too, that
-        this learner has no stream with, or that is the peer's neighbour."""
+        this learner has no stream with, or that is the peer's neighbour. Of authors that are not on
+        the roster, as many offers are held as learners may be there: any name can be invented."""
         known = self.state.roster.find(author)
-        is_here = known is not None and known.linked and not known.suspected
+        if known is None:
+            return self._has_room_for(author)
+        is_here = known.linked and not known.suspected
         return not is_here or are_neighbours(self.state.roster, author, by)
+
+    def _has_room_for(self, author: PeerId) -> bool:
+        state = self.state
+        held = {peer for round in state.rounds for peer in round.inbox}
+        unknown = {peer for peer in held if state.roster.find(peer) is None}
+        return author in unknown or len(unknown) < state.policies.limits.learners
 
     def hand_down(self, seal: Seal) -> None:
         """The learners whose offers this one relays get the seal from it, too. Others may ask for

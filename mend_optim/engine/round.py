@@ -99,7 +99,7 @@ class Round:
             is_nothing = not offer.tokens and not offer.seq and offer.inherited is None
             return is_nothing and offer.peer not in self.inbox and offer.key >= lineage.key
         held = self.inbox.get(offer.peer)
-        has_place = held is None or not held.steps or _replaces(offer, held)
+        has_place = held is None or not held.steps or replaces(offer, held)
         return has_place and _fits(offer, lineage)
 
     def add(self, *offers: Offer) -> None:
@@ -295,7 +295,7 @@ def _fits(offer: Offer, lineage: Lineage) -> bool:
     return in_turn and lineage.tokens + offer.tokens <= COUNTER_LIMIT
 
 
-def _replaces(offer: Offer, held: Offer) -> bool:
+def replaces(offer: Offer, held: Offer) -> bool:
     """Whether an offer takes the place of one that is held, with work, of the same sender. An
     offer that came from its sender goes before one that another peer has passed on, and may have
     made up: an invented number would keep the true offer out for ever.

@@ -53,7 +53,7 @@ class Sealer:
         #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
         self._uninspected: dict[tuple[PeerId, int], Offer] = {}
-        self.early = EarlyOffers()
+        self.early = EarlyOffers(state)
 
     # ── offers come in ────────────────────────────────────────────────────────────────────────────
 

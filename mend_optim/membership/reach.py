@@ -5,6 +5,9 @@ from __future__ import annotations
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import PeerId
 
+#: Beats after which two learners that this one hears should have met, if they reach each other.
+BEATS = 3
+
 
 def are_apart(roster: Roster, author: PeerId, sealer: PeerId) -> bool:
     """Whether a sealer that this learner reaches, and an author, do not reach each other. A sealer
@@ -14,3 +17,10 @@ def are_apart(roster: Roster, author: PeerId, sealer: PeerId) -> bool:
         return False
     apart = author not in other.reaches and sealer not in one.reaches
     return apart and other.linked and roster.me in other.reaches
+
+
+def stay_apart(roster: Roster, one: PeerId, other: PeerId) -> bool:
+    """Whether `are_apart` holds of two learners that have had the time to meet."""
+    peers = [peer for peer in map(roster.find, (one, other)) if peer]
+    known_s = min((peer.heard_at - peer.met_at for peer in peers), default=0.0)
+    return known_s >= BEATS * roster.timing.beat_s and are_apart(roster, one, other)

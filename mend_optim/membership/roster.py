@@ -292,7 +292,8 @@ class Roster:
         peer = self.find(id)
         if peer:
             peer.linked = up
-            peer.silent = not (up or (peer.lost and not peer.heard))
+            hung_up = peer.lost and not peer.heard
+            peer.silent = not up and (peer.silent or not hung_up)
             if up:
                 peer.heard_at = peer.sign_at = now
                 peer.lost = False

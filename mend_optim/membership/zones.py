@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.reach import are_apart
+from mend_optim.membership.reach import stay_apart
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.lineage import PeerId
@@ -68,4 +68,4 @@ def first_hop(
 def _can_relay(roster: Roster, peer: Peer, fragment: int, to: PeerId) -> bool:
     is_here = are_neighbours(roster, roster.me, peer.id) and peer.has(fragment)
     is_able = bool(peer.address) and peer.training and not peer.suspected
-    return is_here and is_able and not are_apart(roster, peer.id, to)
+    return is_here and is_able and not stay_apart(roster, peer.id, to)

@@ -31,6 +31,10 @@ def _real(parameter: Tensor) -> Tensor:
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
+#: Elements of a tensor, on average, below which calls take longer than one more copy.
+SMALL = 4096
+
+
 def narrow(tensor: Tensor) -> bool:
     """Whether the tensor's dtype holds less than float32 does, so that an anchor written to it is
     rounded."""
@@ -50,11 +54,12 @@ def gather(
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
     sources = [_real(parameters[index]) for index in fragment.tensors]
-    # On the host, `reshape` must not copy: it would need memory for all tensors at once.
-    is_quick = out.is_cuda or all(source.is_contiguous() for source in sources)
-    if rounding is None and is_quick and _are_like(out, sources):
-        # One call for many tensors: so many calls take longer than the copies.
+    # One call for many tensors: so many calls, or launches, take longer than the copies.
+    if out.is_cuda and rounding is None and _are_like(out, sources):
         torch.cat([source.reshape(-1) for source in sources], out=out)
+        return
+    if 0 < len(out) < SMALL * len(sources) and rounding is None and _are_like(out, sources):
+        out.copy_(torch.cat([source.reshape(-1) for source in sources]))
         return
     for place, source in enumerate(sources):
         here = fragment.span(place)

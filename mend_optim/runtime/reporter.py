@@ -13,6 +13,9 @@ from mend_optim.runtime.event_log import EventLog
 from mend_optim.runtime.ledger_file import LedgerFile
 from mend_optim.transport import background_log
 
+#: Seconds of its end that a learner keeps for the log.
+LOG_S = 0.5
+
 
 class Reporter:
     """Reports one learner's events. Only its worker thread calls `report`.
@@ -54,9 +57,11 @@ class Reporter:
 
     def close(self, within_s: float) -> None:
         """Let the ledger and the log write what waits, and `on_event` hear what waits."""
-        deadline = time.monotonic() + within_s
+        ends = time.monotonic() + within_s
+        # What ledger and callback say of their own end is to be written, too.
+        deadline = ends - LOG_S
         if self._ledger:
-            self._ledger.close(within_s)
+            self._ledger.close(within_s - LOG_S)
         if self._callback:
             self._callback.close(max(0.0, deadline - time.monotonic()))
-        background_log.flush(max(0.0, deadline - time.monotonic()))
+        background_log.flush(max(0.0, ends - time.monotonic()))

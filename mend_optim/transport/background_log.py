@@ -2,11 +2,13 @@
 
 The user's handlers, filters and formatters run where a line is written. They may raise, or wait for
 a disk, a terminal or a server. On the network loop or on a worker thread, they would end or hold up
-a learner. So these threads only put their lines into a queue. Lines of the user's own threads are
-written there and then, as any library's are."""
+a learner. So these threads only put their lines into a queue, and so does code that they share with
+the user's own threads. Other lines of the user's threads are written there and then, as any
+library's are. The arguments of a line must not change later: they are formatted by the writer."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import queue
@@ -17,6 +19,12 @@ from contextlib import suppress
 
 #: The most lines that wait. A line may hold a traceback, and that the tensors of its frames.
 MOST_WAITING = 1000
+LOGGER = "mend_optim"
+LEFT_OUT = "{} lines were left out, because a handler of the log is slow"
+#: Seconds that the end of the process waits for the lines.
+EXIT_S = 3.0
+#: Seconds that a thread without lines may take to end.
+END_S = 0.2
 
 
 class BackgroundLog:
@@ -67,18 +75,18 @@ class BackgroundLog:
 
 
 class _Writer:
-    """The thread that writes the lines, from the first one on, and the lines that wait for it."""
+    """The thread that writes the lines, while there are some, and the lines that wait for it."""
 
     def __init__(self) -> None:
         # A handler of a signal may log where the main thread does.
         self._lock = threading.RLock()
         self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: Lines that were left out since the last one that was not.
+        #: Lines that were left out, of which nobody was told.
         self._left_out = 0
         self._has_failed = False
-        #: What `flush` has waited for in vain: a handler hangs.
-        self._awaited: threading.Event | None = None
+        #: The end of the lines that a `flush` has waited for in vain: a handler hangs.
+        self._in_vain: threading.Event | None = None
 
     def put(self, record: logging.LogRecord) -> None:
         """Let a line be written after all others. Waits for nothing, except that without a thread
@@ -87,10 +95,6 @@ class _Writer:
             if self._waiting.qsize() >= MOST_WAITING:
                 self._left_out += 1
                 return
-            if self._left_out:
-                record.msg = f"{record.getMessage()} ({self._left_out} lines before were left out)"
-                record.args = ()
-                self._left_out = 0
             is_started = self._start()
             if is_started:
                 self._waiting.put(record)
@@ -100,13 +104,20 @@ class _Writer:
     def flush(self, within_s: float) -> bool:
         """Wait until all lines that wait are written, but not if it is their writer that asks.
         False if that takes longer, and at once if it did before and still does."""
-        if self._thread is None or threading.current_thread() is self._thread:
-            return True
-        if self._awaited and not self._awaited.is_set():
+        with self._lock:
+            thread = self._thread
+            if thread is None or threading.current_thread() is thread:
+                return True
+            if self._in_vain and not self._in_vain.is_set():
+                return False
+            done = threading.Event()
+            self._waiting.put(done)
+        if not done.wait(within_s):
+            self._in_vain = done
             return False
-        self._awaited = done = threading.Event()
-        self._waiting.put(done)
-        return done.wait(within_s)
+        # It ends now, unless others go on to tell lines.
+        thread.join(END_S)
+        return True
 
     def _start(self) -> bool:
         """Whether the thread runs, from here on at the latest."""
@@ -120,14 +131,31 @@ class _Writer:
         return True
 
     def _run(self) -> None:
-        while True:
-            item = self._waiting.get()
+        while (item := self._next()) is not None:
+            if isinstance(item, logging.LogRecord):
+                self._write(item)
+            self._tell_left_out()
             if isinstance(item, threading.Event):
                 item.set()
-            else:
-                self._write(item)
-            # While nothing comes, nothing of the last line is held.
-            del item
+
+    def _next(self) -> logging.LogRecord | threading.Event | None:
+        """What is to be done next. If nothing is, the thread ends: a process without learners has
+        no threads of this library."""
+        with self._lock:
+            if not self._waiting.empty():
+                return self._waiting.get()
+            self._thread = None
+            return None
+
+    def _tell_left_out(self) -> None:
+        """Once no line waits any more, tell of those that were left out."""
+        with self._lock:
+            count = self._left_out if self._waiting.empty() else 0
+            self._left_out -= count
+        if count:
+            level, text = logging.WARNING, LEFT_OUT.format(count)
+            line = {"name": LOGGER, "levelno": level, "levelname": "WARNING", "msg": text}
+            self._write(logging.makeLogRecord(line))
 
     def _write(self, record: logging.LogRecord) -> None:
         try:
@@ -157,3 +185,5 @@ def _begin_anew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
+# After the learners were closed, which registers later, and before `logging` closes its handlers.
+atexit.register(lambda: flush(EXIT_S))

@@ -178,15 +178,15 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-learner-suspects-where-it-has-hung-up",
         ROSTER,
-        "not (up or (peer.lost and not peer.heard))",
+        "not up and (peer.silent or not hung_up)",
         "not up",
         CHOICE,
     ),
     mutant(
         "last-words-after-an-eviction-are-no-death",
         ROSTER,
-        "not (up or (peer.lost and not peer.heard))",
-        "not (up or peer.lost)",
+        "hung_up = peer.lost and not peer.heard",
+        "hung_up = peer.lost",
         of("unit/engine/test_presence"),
     ),
     mutant(
@@ -329,7 +329,7 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-go-between-without-an-offer-hands-nothing-on",
         PULLING,
-        "return peer == roster.go_betweens.choose(fragment.fragment, sealer, zone=roster.zone)",
+        "return peer == between and roster.may_seal(fragment.fragment, sealer)",
         "return False",
     ),
     mutant(

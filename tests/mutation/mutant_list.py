@@ -419,7 +419,7 @@ MUTANTS = (
     Mutant("passed-on-all-the-time", 5, "engine/relaying",
            "passing.next_at = now + suspect", "suspect = suspect", SEALING),
     Mutant("passed-on-at-one-pace", 5, "engine/relaying", "* 2.0 ** min(passing.arrived, TRIES)", "* 2.0", SEALING),
-    Mutant("passed-on-for-ever", 5, "engine/relaying", "if passing.arrived >= TRIES and", "if False and", SEALING),
+    Mutant("passed-on-for-ever", 5, "engine/relaying", "if to is sealer and passing.arrived >= TRIES and", "if False and", SEALING),
     Mutant("given-up-although-nothing-arrived", 5, "engine/relaying",
            "        passing.next_at = now + suspect", "        passing.arrived += 1\n        passing.next_at = now + suspect", SEALING),
     Mutant("given-up-by-the-former-sealer", 5, "engine/relaying",

@@ -9,7 +9,8 @@ PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims
 CHAIN, PULLED = of("unit/engine/test_seal_chain"), of("unit/engine/test_pulling")
 #: The section of `test_sealer` on offers that come before their anchor.
 EARLY = of(
-    "unit/engine/test_sealer", "busy_sealer or so_it_is or early or keeps_the or not_believed"
+    "unit/engine/test_sealer",
+    "busy_sealer or so_it_is or early or keeps_the or not_believed or unknown_learners or copy",
 )
 SEAL_MUTANTS = (
     # Offers on an anchor to come.
@@ -33,16 +34,16 @@ SEAL_MUTANTS = (
         "early-while-nothing-moves",
         7,
         "engine/early_offers",
-        "if comes and offer.key",
-        "if offer.key",
+        "if comes and is_newer and",
+        "if is_newer and",
         EARLY,
     ),
     Mutant(
         "early-is-what-fits",
         7,
         "engine/early_offers",
-        "if comes and offer.key > fragment.lineage.key:",
-        "if comes:",
+        " and offer.key > fragment.lineage.key:",
+        ":",
         EARLY,
     ),
     Mutant(
@@ -57,9 +58,49 @@ SEAL_MUTANTS = (
         "a-copy-delays-no-move",
         7,
         "engine/progress",
-        "return self.is_moving or self.deferred_news is not None",
+        "return self.is_moving or (self.deferred_news is not None and not self.is_still)",
         "return self.is_moving",
         EARLY,
+    ),
+    Mutant(
+        "an-early-offer-of-the-past-counts",
+        7,
+        "engine/early_offers",
+        "held is None or replaces(offer, held)",
+        "True",
+        EARLY,
+    ),
+    Mutant(
+        "early-offers-of-invented-learners-are-kept",
+        7,
+        "engine/early_offers",
+        "is_newer and find(offer.peer) and",
+        "is_newer and",
+        EARLY,
+    ),
+    Mutant(
+        "news-of-an-interrupted-copy-waits",
+        7,
+        "engine/outcomes",
+        "elif fragment.is_still and fragment.deferred_news and not self.state.switch:",
+        "elif False:",
+        EARLY,
+    ),
+    Mutant(
+        "any-number-of-invented-learners-offers",
+        7,
+        "engine/relaying",
+        "author in unknown or len(unknown) < state.policies.limits.learners",
+        "True",
+        EARLY,
+    ),
+    Mutant(
+        "a-ghost-seals",
+        4,
+        "engine/pulling",
+        "peer == between and roster.may_seal(fragment.fragment, sealer)",
+        "peer == between",
+        of("unit/engine/test_go_betweens"),
     ),
     Mutant(
         "anchors-on-their-way-are-pulled",

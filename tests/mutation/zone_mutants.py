@@ -24,7 +24,14 @@ ZONE_MUTANTS = (
     mutant(
         "who-does-not-reach-the-sealer-relays",
         RULES,
-        " and not are_apart(roster, peer.id, to)",
+        " and not stay_apart(roster, peer.id, to)",
+        "",
+        HOPS,
+    ),
+    mutant(
+        "learners-that-have-just-met-are-apart",
+        "membership/reach",
+        "known_s >= BEATS * roster.timing.beat_s and ",
         "",
         HOPS,
     ),

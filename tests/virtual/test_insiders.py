@@ -47,7 +47,7 @@ def test_an_invented_number_keeps_no_neighbour_out_for_ever(
     storm = draw_joint(INVENTED)
     check(storm)
     monkeypatch.setattr(
-        "mend_optim.engine.round._replaces", lambda offer, held: offer.order > held.order
+        "mend_optim.engine.round.replaces", lambda offer, held: offer.order > held.order
     )
     assert "no common model" in failure(storm)
 

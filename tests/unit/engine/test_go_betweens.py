@@ -102,6 +102,17 @@ def test_a_seal_of_a_sealer_that_is_reached_comes_from_nobody_else() -> None:
     assert engine.faults() == [f"seal of {BETWEEN.name} refused: it is one of {FAR.name}"]
 
 
+def test_a_seal_of_a_learner_that_nobody_knows_comes_from_nobody() -> None:
+    """A peer may say that it reaches a learner, and forge its seals."""
+    engine = author(FAR)
+    ghost = PeerId("ghost", 1)
+    meet(engine, BETWEEN, "between:1", ME, FAR, ghost)
+    for sealer, taken in ((ghost, 0), (FAR, 1)):
+        seal = seal_of(engine.lineage, offer_of(AUTHOR).entry, sealer=sealer)
+        engine.receive(replace(seal, passed_by=BETWEEN))
+        assert len(engine.jobs(Advance)) == taken
+
+
 def behind(*others: PeerId) -> DrivenEngine:
     """An author whose offer is with the go-between, while that one is a round ahead of it and of
     these. It has a few anchors, so that it has something to lose."""

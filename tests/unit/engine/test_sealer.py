@@ -810,6 +810,54 @@ def test_of_early_offers_the_newest_of_each_sender_is_kept_and_once() -> None:
     assert engine.jobs(Inspect) == []
 
 
+def test_an_early_offer_of_the_past_drives_no_newer_one_out() -> None:
+    engine, advance, ahead = sealed(PEER)
+    early = replace(offer_of(PEER, seq=3), key=ahead.key, follows=1)
+    engine.receive(early)
+    engine.receive(replace(early, seq=2))
+    engine.engine.passed_on(engine.now, replace(early, seq=4), THIRD)
+    engine.done(advance)
+    (inspect,) = engine.jobs(Inspect)
+    assert inspect.offer.seq == 3
+
+
+def test_early_offers_of_invented_learners_are_not_kept() -> None:
+    engine, _, ahead = sealed(PEER)
+    for i in range(3):
+        early = replace(offer_of(PeerId(f"x-{i}", 1), seq=2), key=ahead.key, follows=1)
+        engine.engine.passed_on(engine.now, early, PEER)
+    assert engine.engine.sealer.early.take(0) == []
+
+
+def test_offers_of_unknown_learners_are_few() -> None:
+    """Anybody may pass such offers on, and invent their authors."""
+    engine = sealer(PEER)
+    few = engine.engine.state.policies.limits.learners
+    for i in range(few + 3):
+        engine.engine.passed_on(engine.now, offer_of(PeerId(f"x-{i}", 1)), PEER)
+        for inspect in engine.jobs(Inspect):
+            engine.done(inspect)
+    held = engine.engine.state.rounds[0].held()
+    assert len(held) == few
+    newer = replace(offer_of(held[0][0], seq=2), follows=0)
+    engine.engine.passed_on(engine.now, newer, PEER)  # of one that is known by now
+    assert len(engine.jobs(Inspect)) == 1
+
+
+def test_news_that_came_during_a_copy_is_taken_if_that_is_interrupted() -> None:
+    engine = sealer(PEER, THIRD)
+    engine.step(4)
+    engine.reserve()
+    ahead = grown(engine.lineage, offer_of(PEER).entry)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, ahead)
+    engine.receive(state_of(ahead, peer=engine.sent(Want)[0][0]))
+    assert engine.jobs(Install) == []
+    engine.engine.boundaries.release([0])
+    engine.tick(1.0)
+    assert len(engine.jobs(Install)) == 1
+
+
 def test_a_sealer_that_pulls_an_anchor_keeps_the_offers_on_it() -> None:
     engine = sealer(PEER, THIRD)
     newest = grown(grown(BASE), Entry(PEER, 1, 10, 1))

@@ -72,7 +72,11 @@ def test_a_learner_that_does_not_reach_the_sealer_does_not_relay() -> None:
 
     def reaching(names: str) -> Roster:
         rumors = tuple(Rumor(PeerId(name, 1), f"{name}:1", 1, reached=True) for name in names)
-        return roster_of("a", THREE, roster=rumors)
+        roster = roster_of("a", THREE, roster=rumors)
+        assert relay_of_a(roster) == {"a", "b"}  # they may have just met
+        for name in "bc":
+            roster.touch(10.0, PeerId(name, 1))
+        return roster
 
     assert relay_of_a(reaching("abc")) == {"a", "b"}
     assert relay_of_a(reaching("a")) == {"a"}

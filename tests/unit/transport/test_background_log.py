@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
 
 from mend_optim.transport import background_log as room
-from mend_optim.transport.background_log import BackgroundLog
+from mend_optim.transport.background_log import LEFT_OUT, BackgroundLog
 from tests.support.learners import LOCKSTEP, PATIENCE_S, cluster, descent, drive, read
 
 NAME = "mend_optim.transport"
@@ -89,6 +92,15 @@ def test_lines_are_written_in_order_on_a_thread_of_their_own(
     assert handler.threads == {"mend-log"}
 
 
+def test_without_lines_there_is_no_thread(log: BackgroundLog, handle: Handle) -> None:
+    handler = handle(nothing)
+    for number in range(3):
+        log.info("line %d", number)
+        assert room.flush(PATIENCE_S)
+        assert "mend-log" not in {thread.name for thread in threading.enumerate()}
+    assert len(handler.lines) == 3
+
+
 def test_a_record_tells_of_the_code_and_the_thread_that_wrote_it(
     log: BackgroundLog, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +165,7 @@ def test_a_handler_that_raises_says_nothing_where_logging_is_told_to_be_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_so_many_lines_wait_for_a_handler_that_hangs_and_the_next_one_counts_the_rest(
+def test_so_many_lines_wait_for_a_handler_that_hangs_and_the_rest_is_counted(
     log: BackgroundLog,
     handle: Handle,
     let_go: threading.Event,
@@ -171,13 +183,38 @@ def test_so_many_lines_wait_for_a_handler_that_hangs_and_the_next_one_counts_the
     log.info("line %d", 6)
     log.info("line %d", 7)
     assert room.flush(PATIENCE_S)
-    assert handler.lines == [
-        "line 0",
-        "line 1",
-        "line 2",
-        "line 6 (3 lines before were left out)",
-        "line 7",
-    ]
+    assert handler.lines == ["line 0", "line 1", "line 2", LEFT_OUT.format(3), "line 6", "line 7"]
+
+
+def test_those_who_wait_for_the_lines_at_once_all_wait(
+    log: BackgroundLog, handle: Handle, let_go: threading.Event
+) -> None:
+    """A handler that is slow is none that hangs."""
+    handler = handle(let_go.wait)
+    log.info("line")
+    assert handler.called.wait(PATIENCE_S)
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(room.flush, PATIENCE_S) for _ in range(2)]
+        while room._writer._waiting.qsize() < 2:
+            assert not any(wait.done() for wait in waits)
+        let_go.set()
+        assert all(wait.result() for wait in waits)
+
+
+ENDS = """
+import logging
+from mend_optim.transport.background_log import BackgroundLog
+logging.basicConfig(format="%(message)s", level=logging.INFO)
+for number in range(100):
+    BackgroundLog("mend_optim").info("line %d", number)
+"""
+
+
+def test_the_end_of_the_process_waits_for_the_lines() -> None:
+    end = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert end.stderr.splitlines() == [f"line {number}" for number in range(100)]
 
 
 def test_nobody_waits_twice_for_a_handler_that_hangs(

@@ -58,6 +58,7 @@ class Presence:
         stopped_s, self._looked_at = now - self._looked_at, now
         if stopped_s > timing.suspect_after_s:
             roster.slept(now, stopped_s)
+            self.state.slept(stopped_s)
         silent = roster.expire(now)
         for id in silent:
             text = f"evicted: nothing was heard of it for {timing.evict_after_s:g} s"

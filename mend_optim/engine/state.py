@@ -342,6 +342,12 @@ class EngineState:
         stands_in = sealer is not None and self.stands_in.get(p) == sealer
         return self.me if stands_in else sealer
 
+    def slept(self, seconds: float) -> None:
+        """This learner was stopped for so long, and waited for nobody meanwhile."""
+        for wanted in self.wants.values():
+            wanted.since += seconds
+            wanted.until += seconds
+
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)
 

@@ -108,6 +108,8 @@ MUTANTS = (
     Mutant("worker-applies-corrections", 2, "runtime/learner",
            "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
+    Mutant("a-learner-waits-while-it-is-stopped", 7, "engine/presence", "            self.state.slept(stopped_s)\n", "",
+           of("unit/engine/test_engine", "stopped")),
     Mutant("tokens-are-compared-one-way", 2, "engine/token_rates", "return max(one / other, other / one) if", "return other / one if", RATES_ALIKE),
     Mutant("first-steps-tell-how-tokens-are-counted", 2, "engine/token_rates", "if steps >= FEWEST_STEPS else", "if steps else", RATES_ALIKE),
     Mutant("uneven-tokens-are-told-at-every-beat", 2, "engine/token_rates", "if uneven and not self._is_told:", "if uneven:", RATES_ALIKE),

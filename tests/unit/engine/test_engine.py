@@ -127,6 +127,21 @@ def test_a_learner_that_was_stopped_takes_nobody_for_silent() -> None:
     assert one.state.roster.has_lost(PEER)
 
 
+def test_while_a_learner_is_stopped_it_waits_for_no_anchor() -> None:
+    """Else it would doubt the peer, the next time for as long as it had been stopped."""
+    driven = DrivenEngine()
+    for _ in range(3):
+        driven.beat(PEER, grown(BASE, offer_of(THIRD).entry))
+        driven.tick(1.0)
+    (wanted,) = driven.engine.state.wants.values()
+    before = wanted.since, wanted.until
+    driven.now += 600.0
+    driven.engine.tick(driven.now)
+    (wanted,) = driven.engine.state.wants.values()
+    assert (wanted.since - before[0], wanted.until - before[1]) == (600.0, 600.0)
+    assert not driven.engine.state.claims.doubts(PEER)
+
+
 def test_a_learner_that_is_late_by_less_than_makes_a_suspect_was_not_stopped() -> None:
     one = engine()
     one.met(0.0, PEER, SEED)

@@ -262,16 +262,21 @@ def test_without_a_thread_the_caller_writes(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
-def test_a_forked_child_writes_its_own_lines(log: BackgroundLog, handle: Handle) -> None:
-    handle(nothing)
-    log.info("of the parent")
-    assert room.flush(PATIENCE_S)
+def test_a_forked_child_writes_its_own_lines(
+    log: BackgroundLog, handle: Handle, let_go: threading.Event
+) -> None:
+    """The thread of the parent is not in it, and no line that waits for that."""
+    handler = handle(let_go.wait)
+    for _ in range(2):
+        log.info("of the parent")
+    assert handler.called.wait(PATIENCE_S)
     child = os.fork()
     if not child:
-        handler = handle(nothing)
+        handler.work = nothing
         log.info("of the child")
         room.flush(PATIENCE_S)
         os._exit(0 if handler.lines == ["of the child"] else 1)
+    let_go.set()
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -149,7 +149,7 @@ def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))
 
 
-@pytest.mark.parametrize("seed", [320007, 321238, 321872, 323360])
+@pytest.mark.parametrize("seed", [320007, 321238, 321872, 323360, 360497, 911001])
 def test_laws_hold_where_two_rooms_never_reach_each_other(seed: int) -> None:
     """These once ended on two models, or with the work of a learner that had died in none."""
     storm = replace(draw(seed), rooms=True)

@@ -23,6 +23,7 @@ def of_rare_rounds() -> tuple[DrivenEngine, PeerId]:
     engine = experienced(*PEERS)
     for pause_s in (TIMING.evict_after_s, PAUSES * TIMING.evict_after_s):
         engine.now += pause_s - 1.0
+        engine.tick(0.0)  # else it would have been stopped while the peer is asked
         advance_all(engine, PEERS)
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer

@@ -77,17 +77,3 @@ def test_learners_train_on_together_when_a_firewall_parts_them_into_rooms(
         learner.await_rounds(4)
     await_common_seals(supervisor, learners, 3)
     finish(learners)
-
-
-def test_rooms_that_have_trained_alone_train_one_model_once_a_machine_reaches_both(
-    supervisor: Supervisor, ends: Ends
-) -> None:
-    """Of a fragment, one room's seals are superseded, and its learners miss the first ones of the
-    other's sealer. They get them from the go-between, or its anchor."""
-    part(ends)
-    rooms = [[start(supervisor, ends, name, room + BETWEEN) for name in room] for room in ROOMS]
-    for room in rooms:
-        await_common_seals(supervisor, room, 3)
-    learners = [*rooms[0], *rooms[1], start(supervisor, ends, BETWEEN, "abcd")]
-    await_common_seals(supervisor, learners, 3)
-    finish(learners)

@@ -339,6 +339,19 @@ GO_BETWEEN_MUTANTS = (
         "                if True:\n",
     ),
     mutant(
+        "a-kept-anchor-of-a-doubted-peer-is-lost",
+        PULLING,
+        "if self.state.claims.doubts(held.peer):\n            return False",
+        "if False:\n            return False",
+        of("unit/engine/test_majority"),
+    ),
+    mutant(
+        "a-go-between-may-have-an-offer-given-up",
+        RELAYING,
+        "if to is sealer and passing.arrived >= TRIES and",
+        "if passing.arrived >= TRIES and",
+    ),
+    mutant(
         "a-greater-anchor-than-the-kept-one-is-asked-for-in-vain",
         PULLING,
         "        if not self.majority.believes(fragment, key, held.peer):\n",

@@ -22,6 +22,7 @@ from mend_optim.engine.effects import (
     Merge,
     Send,
 )
+from mend_optim.engine.relaying import TRIES
 from mend_optim.engine.seal_chain import SEALS
 from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import PeerId
@@ -473,6 +474,24 @@ def test_the_offer_of_a_learner_that_is_gone_goes_to_a_sealer_by_a_go_between() 
         engine.beat(BETWEEN, address="between:1", reaches=(ME, FAR), held=((AUTHOR, 1),))
         engine.tick(1.0)
     assert sends(engine, Offer) == []
+
+
+def test_such_an_offer_is_not_given_up_because_a_go_between_does_not_keep_it() -> None:
+    """There its author may still be on the roster."""
+    engine = author(FAR)
+    meet(engine, AUTHOR, "", ME)
+    engine.receive(offer_of(AUTHOR))
+    engine.done(engine.jobs(Inspect)[0])
+    engine.engine.linked(engine.now, AUTHOR, False)
+    tries = 0
+    for _ in range(60):
+        for to, offer in engine.sent(Offer):
+            tries += 1
+            engine.engine.delivered(engine.now, to, offer)
+        wait(engine, 10.0)
+    assert tries > TRIES
+    assert engine.faults() == []
+    assert (AUTHOR, 1) in engine.engine.state.rounds[0].held()
 
 
 # ── the sealer ────────────────────────────────────────────────────────────────────────────────────

@@ -239,16 +239,21 @@ def test_an_anchor_that_was_asked_for_may_be_a_greater_one_by_now() -> None:
     assert install.states[0].lineage.tokens == 10**9 + 7
 
 
-def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
-    """A peer that is asked for an anchor could otherwise answer with any greater one."""
+def answered_beyond() -> tuple[DrivenEngine, PeerId, Lineage]:
+    """A learner, the peer that it has asked for an anchor, and the greater one that came."""
     engine = experienced(PEER, THIRD, FOURTH)
     shown = grown(engine.lineage)
-    beyond = grown(shown)
     for peer in (PEER, THIRD):
         engine.beat(peer, shown, step=3)
     ((asked, _),) = engine.sent(Want)
-    engine.receive(state_of(beyond, peer=asked))
+    engine.receive(state_of(grown(shown), peer=asked))
     assert engine.jobs(Install) == []
+    return engine, asked, grown(shown)
+
+
+def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
+    """A peer that is asked for an anchor could otherwise answer with any greater one."""
+    engine, _, beyond = answered_beyond()
     for peer in (PEER, THIRD):
         engine.beat(peer, beyond, step=3)
     (install,) = engine.jobs(Install)
@@ -256,15 +261,19 @@ def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
 
 
 def test_a_kept_anchor_that_most_show_is_taken_while_its_peer_shows_a_greater_one() -> None:
-    engine = experienced(PEER, THIRD, FOURTH)
-    shown = grown(engine.lineage)
-    beyond = grown(shown)
-    for peer in (PEER, THIRD):
-        engine.beat(peer, shown, step=3)
-    ((asked, _),) = engine.sent(Want)
-    engine.receive(state_of(beyond, peer=asked))
+    engine, asked, beyond = answered_beyond()
     engine.beat(asked, grown(beyond), step=3)
     engine.beat(PEER if asked == THIRD else THIRD, beyond, step=3)
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == beyond
+
+
+def test_a_kept_anchor_is_taken_if_its_peer_is_asked_for_nothing() -> None:
+    """It is doubted, so its greater one would not be asked for; and the kept one would be lost."""
+    engine, asked, beyond = answered_beyond()
+    engine.engine.state.claims.failed(engine.now, asked, 0.0, 100.0)
+    for peer in (asked, *{PEER, THIRD} - {asked}, FOURTH):
+        engine.beat(peer, grown(beyond), step=3)
     (install,) = engine.jobs(Install)
     assert install.states[0].lineage == beyond
 

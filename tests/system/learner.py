@@ -83,12 +83,15 @@ class Console:
     def __init__(self) -> None:
         self.over = False
         self._unread = b""
-        self._writing = threading.Lock()
 
     def say(self, event: str, **facts: object) -> None:
-        line = json.dumps({"event": event, **facts}, default=str) + "\n"
-        with self._writing:
-            os.write(1, line.encode())
+        """Write an event, whole, on any thread.
+
+        There is no lock: SIGTERM may come where the main thread holds it, and `on_event`, which the
+        goodbye waits for, would wait for it too."""
+        line = json.dumps({"event": event, **facts}, default=str).encode() + b"\n"
+        assert len(line) <= select.PIPE_BUF, "a pipe may mix longer lines"
+        os.write(1, line)
 
     def next(self, within_s: float | None) -> Order | None:
         """The next order; None if none comes in time. The end of the input is an order to exit."""

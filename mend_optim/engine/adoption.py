@@ -10,8 +10,6 @@ as whole models, and taken as whole models: no learner ends with a mixture of tw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mend_optim.engine.attestations import Attestations
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
@@ -116,14 +114,6 @@ class Adopter:
         """Whether a greater anchor that a peer claims is not to be had now."""
         return self.state.claims.doubts(peer) or not self.majority.believes(fragment, key, peer)
 
-    def outdone(self, beats: Sequence[Beat]) -> bool:
-        """Whether any of these beats shows a greater model, or a greater anchor of ours."""
-        foreign = (b for b in beats if b.genesis not in (b"", self.state.genesis))
-        pairs = (models(self.state, b) for b in foreign if self.majority.believes_model(b))
-        return any(theirs > ours for theirs, ours in pairs) or any(
-            self.behind(fragment) for fragment in self.state.fragments
-        )
-
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
     def give_way(self, now: float) -> None:
@@ -169,10 +159,12 @@ class Adopter:
             self.pulling.missed(now, fragment, seal)
         elif self._is_due_from(seal, fragment):
             self._advance(fragment, seal)
+        else:
+            self.pulling.in_vain(now, seal.sender, seal.fragment)
 
     def _is_due_from(self, seal: Seal, fragment: Progress) -> bool:
-        """Whether its sealer is the one that this learner expects, or has our offer, or was asked;
-        or most learners have what it led to."""
+        """Whether its sealer is the one that this learner expects, or has our offer; or most
+        learners have what it led to."""
         if _is_expected(seal, fragment, self.state):
             return True
         return self.majority.believes(fragment, seal.key, seal.sender)
@@ -376,11 +368,11 @@ def _may_come(seal: Seal, fragment: Progress, state: EngineState) -> bool:
 
 
 def _is_expected(seal: Seal, fragment: Progress, state: EngineState) -> bool:
-    """Whether a seal is of the sealer, by our roster, or of a peer that has our offer or was asked,
-    or comes from a go-between."""
-    sealer, pending, wanted = seal.sealer, fragment.pending, state.wants.get(seal.fragment)
-    known = {pending and pending.sent_to, wanted and wanted.peer}
-    if sealer in known or sealer.name == state.me.name:
+    """Whether a seal is of the sealer, by our roster, or of a peer that has our offer, or comes
+    from a go-between. A peer that was asked for an anchor is believed no more than others: it might
+    seal one of its own."""
+    sealer, pending = seal.sealer, fragment.pending
+    if sealer.name == state.me.name or (pending and sealer == pending.sent_to):
         return True
     if is_between(state, fragment, seal.passed_by, sealer):
         return True

@@ -402,8 +402,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "an-answer-in-vain-is-waited-for",
         ADOPTION,
-        "            self.pulling.in_vain(now, seal.sender, seal.fragment)\n",
-        "            pass\n",
+        "            self.pulling.in_vain(now, seal.sender, seal.fragment)\n        elif not",
+        "            pass\n        elif not",
     ),
     mutant(
         "an-answer-in-vain-may-come-at-once-again",

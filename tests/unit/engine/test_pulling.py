@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.engine.effects import Advance
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Want
-from tests.support.engines import BASE, ME, PEER, THIRD, DrivenEngine, among_peers, grown, offer_of
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    among_peers,
+    grown,
+    offer_of,
+    seal_of,
+)
+from tests.unit.engine.test_majority import experienced
 
 NEXT = grown(BASE)
 SEALER, MEMBER = THIRD, PEER  # by their names
@@ -99,3 +112,20 @@ def test_a_beat_that_lacks_the_fragment_tells_nothing_of_it() -> None:
     peer.beat = None
     engine.beat(MEMBER, NEXT)
     assert asked(engine) == []
+
+
+@pytest.mark.parametrize("leads_to_it", [True, False])
+def test_a_member_that_is_asked_for_an_anchor_may_seal_no_other(leads_to_it: bool) -> None:
+    """Its own seal on our anchor would be taken past the majority, and in place of the sealer's."""
+    peers = (PEER, THIRD, FOURTH)
+    engine = experienced(*peers)
+    sealer, base = engine.engine.state.roster.sealer(0), engine.lineage
+    honest, liar = (peer for peer in peers if peer != sealer)
+    for peer in (honest, liar):
+        engine.beat(peer, grown(base), step=3)
+    assert asked(engine) == [liar]
+    members = () if leads_to_it else (Entry(liar, 1, 10**6, 4),)
+    engine.receive(seal_of(base, *members, sealer=liar))
+    assert [job.seal.sealer for job in engine.jobs(Advance)] == [liar] * leads_to_it
+    engine.beat(honest, grown(base), step=3)
+    assert asked(engine) == [honest] * (not leads_to_it)

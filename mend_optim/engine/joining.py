@@ -9,6 +9,7 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
+from mend_optim.engine.majority import models
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.presence import Presence
 from mend_optim.engine.progress import Progress
@@ -60,6 +61,8 @@ class Joining:
         self.first_weights = adoption.first_weights
         #: The position of each peer when we first heard of it.
         self._met_at: dict[PeerId, int] = {}
+        #: The first beat of each peer with the model that it has by now.
+        self._first_shown: dict[PeerId, Beat] = {}
 
     # ── begin ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,6 +154,9 @@ class Joining:
         starts with us, don't count as our head start."""
         if beat.genesis and self.state.mode.before_joined:
             self._met_at.setdefault(beat.peer, beat.position)
+            first = self._first_shown.setdefault(beat.peer, beat)
+            if first.genesis != beat.genesis:
+                self._first_shown[beat.peer] = beat
 
     def check_joined(self, now: float) -> bool:
         """Join, if it is time. Returns whether that is so since just now."""
@@ -163,6 +169,7 @@ class Joining:
             return False
         is_met = any(beat.genesis == state.genesis for beat in beats)
         state.change(Change.JOINED if is_met else Change.JOINED_ALONE)
+        self._first_shown.clear()
         self._tell_joined(anybody=any(beat.genesis for beat in beats))
         return True
 
@@ -174,10 +181,14 @@ class Joining:
 
     def _is_over(self, now: float, beats: Sequence[Beat]) -> bool:
         """Whether there is nothing left to wait for."""
-        if self.state.mode is not Mode.JOINING or self._is_fetching():
+        state = self.state
+        if state.mode is not Mode.JOINING or not all(f.is_still for f in state.fragments):
+            return False
+        outdone = any(map(self._is_outdone, beats))
+        if outdone and state.wants:
             return False
         late = now >= self._deadline() or self.waiting.is_in_vain(now)
-        return late or self._is_complete(beats)
+        return late or (self._is_complete(beats) and not outdone)
 
     def _deadline(self) -> float:
         """When it stops waiting: later, if a peer has yet to give up this learner's earlier
@@ -186,20 +197,33 @@ class Joining:
         patience_s = timing.evict_after_s + PROMPT_BEATS * timing.beat_s
         return max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))
 
-    def _is_fetching(self) -> bool:
-        """Whether an anchor is on its way, or moves."""
-        return bool(self.state.wants) or not all(f.is_still for f in self.state.fragments)
+    def _is_outdone(self, beat: Beat) -> bool:
+        """Whether a peer has a greater anchor now, and has had one from the first. A peer that was
+        caught up with may be ahead again by now, and so may another branch: a newcomer that waited
+        to be ahead of all at once might wait for ever."""
+        first = self._first_shown.get(beat.peer, beat)
+        return self._is_outdone_by(beat) and self._is_outdone_by(first)
+
+    def _is_outdone_by(self, beat: Beat) -> bool:
+        """Whether a beat shows a greater model, or a greater anchor of ours."""
+        state = self.state
+        if beat.genesis == state.genesis:
+            pairs = zip(state.fragments, beat.reports, strict=False)
+            return any(report.key > state.key(fragment) for fragment, report in pairs)
+        if not beat.genesis or not self.adoption.majority.believes_model(beat):
+            return False
+        theirs, ours = models(state, beat)
+        return theirs > ours
 
     def _is_complete(self, beats: Sequence[Beat]) -> bool:
-        """Whether everybody that the user named is here, or somebody is training already; and
-        nobody has a greater anchor."""
+        """Whether everybody that the user named is here, or somebody is training already."""
         state = self.state
         here = {beat.peer for beat in beats if beat.genesis}
         everyone = not state.seeds.missing and here.issuperset(state.seeds.peers())
         found = everyone or any(beat.training for beat in beats)
         # Learners that start with us must have our weights before anybody steps away from them.
         agreed = all(beat.training or beat.genesis in (b"", state.genesis) for beat in beats)
-        return found and agreed and not self.adoption.outdone(beats)
+        return found and agreed
 
     def _tell_joined(self, anybody: bool) -> None:
         state, seeds = self.state, self.state.seeds

@@ -16,6 +16,7 @@ from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
 
 ME, PEER, FORMER = PeerId("me", 2), PeerId("peer", 1), PeerId("me", 1)
+OTHER = PeerId("other", 1)
 GENESIS = b"genesis"
 ANCHOR = Lineage(tokens=160, version=5, digest=b"five", genesis=GENESIS)
 
@@ -45,15 +46,16 @@ def beat(
     position: int,
     training: bool = True,
     anchor: Lineage | None = ANCHOR,
+    peer: PeerId = PEER,
 ) -> None:
     """Of a peer that is here with that anchor, or, without one, has not begun."""
-    engine.met(1.0, PEER, "peer:1", "peer:1")
+    engine.met(1.0, peer, f"{peer.name}:1", "peer:1")
     genesis, reports = (GENESIS, (Report(anchor.key),)) if anchor else (b"", ())
     engine.receive(
         1.0,
         Beat(
-            peer=PEER,
-            address="peer:1",
+            peer=peer,
+            address=f"{peer.name}:1",
             count=count,
             step=position,
             tokens=0,
@@ -124,3 +126,21 @@ def test_a_peer_that_shows_a_model_without_anchors_keeps_nobody_from_joining() -
     )
     engine.begin(1.0, GENESIS, (b"",))
     assert engine.state.mode is Mode.JOINING
+
+
+def test_of_two_branches_that_lead_in_turns_it_needs_neither_newest_anchor() -> None:
+    """Else a machine between two rooms would fetch now the one's and now the other's for ever."""
+    first, second = greater(ANCHOR), greater(greater(ANCHOR))
+    engine = started()
+    restored(engine)
+    beat(engine, 1, 90, anchor=first)
+    beat(engine, 1, 90, anchor=second, peer=OTHER)
+    engine.state.fragments[0].lineage = first
+    engine.state.wants.clear()
+    beat(engine, 2, 91, anchor=first)
+    assert not engine.state.joined  # with the other one it has not caught up
+    engine.state.fragments[0].lineage = second
+    engine.state.wants.clear()
+    beat(engine, 3, 92, anchor=greater(second))
+    assert engine.state.joined
+    assert engine.state.wants[0].peer == PEER  # it fetches while it trains

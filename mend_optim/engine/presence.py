@@ -4,6 +4,7 @@ this learner is alone. Each change is one event, however it became known."""
 from __future__ import annotations
 
 from mend_optim.engine.ledger import Event, describe
+from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.token_rates import TokenRates
 from mend_optim.membership.peer import Peer
@@ -35,6 +36,7 @@ class Presence:
         #: if that was never told.
         self._alone = ""
         self._token_rates = TokenRates(state)
+        self._other_models = OtherModels(state)
 
     def met(self, peer: Peer) -> None:
         """A peer agreed to train with this learner. It may have been heard of before, and it may do
@@ -90,6 +92,7 @@ class Presence:
         self._doubts = {p.id: self._doubts.get(p.id, self._doubt(now, p)) for p in suspects}
         self._tell_company()
         self._token_rates.look()
+        self._other_models.look(now)
 
     def _doubt(self, now: float, peer: Peer) -> str:
         """Why a peer is suspected."""

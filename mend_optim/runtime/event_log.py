@@ -36,6 +36,7 @@ WARNINGS = (
     "held_up",
     "below_quorum",
     "uneven",
+    "parted",
     "unknown",
     "unclosed",
 )

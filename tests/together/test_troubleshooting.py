@@ -35,13 +35,14 @@ from mend_optim import (
 from mend_optim.engine.effects import Advance, Install, Outsize, Prepare, Retake
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
-from mend_optim.protocol.lineage import PeerId, Rollback
+from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
@@ -296,6 +297,21 @@ def uneven() -> Said:
     engine.beat(B, step=10, tokens=40960)
     engine.tick(1.0)
     return engine.events("uneven")
+
+
+def other_models(kind: str) -> Said:
+    """Two learners, of a room of their own, train another model beside this one."""
+    engine = DrivenEngine()
+    looked = OtherModels(engine.engine.state)
+    for now, version in ((0.0, 1), (60.0, 2)):
+        there = Lineage(tokens=10, version=version, digest=b"there", genesis=b"another")
+        for peer in (B, C):
+            engine.beat(peer, there, step=3, genesis=there.genesis)
+        looked.look(now)
+    for peer in (B, C):
+        engine.beat(peer, step=3)
+    looked.look(61.0)
+    return engine.events(kind)
 
 
 # ── slow learners ─────────────────────────────────────────────────────────────────────────────────
@@ -569,6 +585,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "No quorum": lambda: quorum(),
     "A quorum again": lambda: quorum(C),
     "Tokens that are counted in two ways": uneven,
+    "Two models side by side": lambda: other_models("parted"),
+    "One model again": lambda: other_models("agreed"),
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
     "A synchronize() that takes long": long_synchronize,

@@ -1,0 +1,135 @@
+"""Learners that go on training another model beside this one."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.engine.ledger import Event
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.timing import Timing
+from tests.support.engines import FOURTH, GENESIS, OTHER, PEER, THIRD, DrivenEngine
+from tests.unit.engine.test_majority import advance_all, experienced
+
+PATIENCE_S = Timing().round_timeout_s
+#: Less than it takes until a silent peer is suspected.
+PAUSE_S = 2.0
+
+
+def theirs(tokens: int, version: int = 1, genesis: bytes = OTHER) -> Lineage:
+    """Its digest is that of no other time."""
+    digest = b"%d %d" % (tokens, version)
+    return Lineage(tokens=tokens, version=version, digest=digest, genesis=genesis)
+
+
+def parted(
+    seconds: float,
+    *others: PeerId,
+    engine: DrivenEngine | None = None,
+    tokens: int = 10**6,
+    genesis: bytes = OTHER,
+    gets_on: bool = True,
+) -> DrivenEngine:
+    """A learner that trains with one peer, while others train another model for so long."""
+    engine = engine or experienced(PEER)
+    until = engine.now + seconds
+    while engine.now < until:
+        advance_all(engine, (PEER,))
+        for other in others:
+            shown = theirs(tokens, int(gets_on and engine.now), genesis)
+            engine.beat(other, shown, step=3, genesis=genesis)
+        engine.tick(min(PAUSE_S, until - engine.now))
+    return engine
+
+
+def told(engine: DrivenEngine) -> list[Event]:
+    return engine.events("parted", "agreed")
+
+
+@pytest.mark.parametrize(
+    ("others", "tokens", "is_greater"), [((THIRD,), 10**6, True), ((THIRD, FOURTH), 1, False)]
+)
+def test_those_who_train_another_model_are_named_once(
+    others: tuple[PeerId, ...], tokens: int, is_greater: bool
+) -> None:
+    engine = parted(PATIENCE_S + 2 * PAUSE_S, *others, tokens=tokens)
+    (event,) = told(engine)
+    assert event.facts["peers"] == sorted(other.name for other in others)
+    assert event.facts["for_s"] >= PATIENCE_S
+    assert event.facts["greater"] is is_greater
+    assert ("is this learner's" in event.text) is is_greater
+    assert told(parted(2 * PATIENCE_S, *others, engine=engine, tokens=tokens)) == []
+
+
+def test_a_branch_of_this_learners_own_model_is_another_one() -> None:
+    (event,) = told(parted(PATIENCE_S + 2 * PAUSE_S, THIRD, tokens=1, genesis=GENESIS))
+    assert (event.facts["peers"], event.facts["greater"]) == ([THIRD.name], False)
+
+
+def test_a_greater_anchor_of_this_learners_model_may_be_about_to_come() -> None:
+    assert told(parted(2 * PATIENCE_S, THIRD, genesis=GENESIS)) == []
+
+
+@pytest.mark.parametrize("genesis", [OTHER, GENESIS])
+def test_who_stands_still_is_at_rest_or_cut_off(genesis: bytes) -> None:
+    engine = parted(2 * PATIENCE_S, THIRD, tokens=1, genesis=genesis, gets_on=False)
+    assert told(engine) == []
+
+
+def test_a_slow_peer_shows_what_this_learner_had() -> None:
+    engine = experienced(PEER)
+    for _ in range(int(2 * PATIENCE_S / PAUSE_S)):
+        before = engine.lineage
+        advance_all(engine, (PEER,))
+        engine.beat(THIRD, before, step=3)
+        engine.tick(PAUSE_S)
+    assert told(engine) == []
+
+
+def test_for_a_while_learners_may_differ() -> None:
+    assert told(parted(PATIENCE_S - PAUSE_S, THIRD)) == []
+
+
+def test_it_lasts_only_while_the_same_peer_differs() -> None:
+    """Peers that start one after the other each take the model in a moment."""
+    engine = parted(PATIENCE_S - PAUSE_S, THIRD)
+    engine.beat(THIRD, engine.lineage, step=3)
+    assert told(parted(PATIENCE_S - PAUSE_S, FOURTH, engine=engine)) == []
+
+
+def test_an_end_of_it_is_told_once_and_a_return_is_news() -> None:
+    engine = parted(PATIENCE_S + 2 * PAUSE_S, THIRD)
+    told(engine)
+    for _ in range(2):
+        engine.beat(THIRD, engine.lineage, step=3)
+        engine.tick(1.0)
+    (event,) = told(engine)
+    assert (event.kind, event.lifts) == ("agreed", "parted")
+    assert [e.kind for e in told(parted(PATIENCE_S + 2 * PAUSE_S, THIRD, engine=engine))] == [
+        "parted"
+    ]
+
+
+def test_a_peer_of_another_model_that_is_gone_parts_nobody() -> None:
+    engine = parted(PATIENCE_S + 2 * PAUSE_S, THIRD)
+    told(engine)
+    parted(Timing().evict_after_s, engine=engine)
+    assert [event.kind for event in told(engine)] == ["agreed"]
+
+
+def test_one_that_has_not_trained_may_be_about_to_take_ours() -> None:
+    engine = experienced(PEER)
+    while engine.now < 2 * PATIENCE_S:
+        advance_all(engine, (PEER,))
+        engine.beat(THIRD, theirs(0, int(engine.now)), step=0, genesis=OTHER)
+        engine.beat(FOURTH, step=3, genesis=b"")
+        engine.tick(PAUSE_S)
+    assert told(engine) == []
+
+
+def test_a_learner_that_takes_another_model_counts_anew() -> None:
+    engine = parted(PATIENCE_S - PAUSE_S, THIRD)
+    engine.engine.state.genesis = b"a third"
+    for seconds in range(4):
+        engine.beat(THIRD, theirs(10**6, seconds), step=3, genesis=OTHER)
+        engine.tick(1.0)
+    assert told(engine) == []

@@ -107,7 +107,7 @@ def _init(given: argparse.Namespace) -> str:
 
 def _issue(given: argparse.Namespace) -> str:
     require(given.days >= 1, "--days", given.days, "an int >= 1")
-    good = 0 < len(given.name.encode()) <= 200 and given.name.isprintable()
+    good = given.name.isprintable() and 0 < len(given.name.encode()) <= 200
     require(good, "NAME", given.name, "a printable text of 1 to 200 bytes")
     is_file = bool(_FILE_NAME.fullmatch(given.name))
     remedy = "say with --out where its files go"

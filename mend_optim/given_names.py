@@ -37,7 +37,9 @@ def zone_name(zone: str | None) -> str:
 
 
 def _checked(source: str, name: str) -> str:
-    good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
+    # In this order: a lone surrogate, as of an environment that is not UTF-8, is not printable, and
+    # cannot be encoded.
+    good = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 200
     require(good, source, name, "a printable text of 1 to 200 bytes")
     # One text, whichever way an operating system spells an accent.
     return unicodedata.normalize("NFC", name)

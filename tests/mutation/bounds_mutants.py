@@ -400,6 +400,22 @@ BOUNDS_MUTANTS = (
             ("numbers-below-zero", "name in tensors and float(tensors[name]) < 0"),
         )
     ),
+    Mutant(
+        "names-are-encoded-before-they-are-checked",
+        8,
+        "given_names",
+        "name.isprintable() and 0 < len(name.encode()) <= 200",
+        "0 < len(name.encode()) <= 200 and name.isprintable()",
+        of("unit/test_settings", "refused or variable"),
+    ),
+    Mutant(
+        "issued-names-are-encoded-before-they-are-checked",
+        8,
+        "certs",
+        "given.name.isprintable() and 0 < len(given.name.encode()) <= 200",
+        "0 < len(given.name.encode()) <= 200 and given.name.isprintable()",
+        of("unit/test_certs", "no_learner_may_have"),
+    ),
     without(
         "sizes-of-anything-are-loaded",
         "worker/checkpoint_reader",

@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused(pki: Path, run: Any, arguments: Any, error:
     assert run("issue", pki, "a", *arguments) == (1, "", f"{error}\n")
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "ä" * 101])
+@pytest.mark.parametrize("name", ["", "a\nb", "ä" * 101, "b\udcfc"])
 def test_names_that_no_learner_may_have_are_refused(pki: Path, run: Any, name: str) -> None:
     status, _, error = run("issue", pki, name, "--out", pki / "out")
     assert (status, error.startswith("NAME must be a printable text of 1 to 200")) == (1, True)

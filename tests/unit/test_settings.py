@@ -92,6 +92,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("name", "ä" * 101, "name must be a printable text of 1 to 200 bytes"),
     ("name", "a\tb", "name must be a printable text of 1 to 200 bytes"),
     ("name", 7, "name must be a printable text of 1 to 200 bytes"),
+    ("name", "b\udcfc", "name must be a printable text of 1 to 200 bytes"),
     ("peers", 5, "peers must be None or addresses 'host:port' of other learners"),
     ("peers", "here", "peers must be an address 'host:port'"),
     ("credentials", "pki", "credentials must be a Credentials.secret(…) or a Credentials.files(…)"),
@@ -280,6 +281,7 @@ def test_an_empty_variable_says_nothing(name: str, monkeypatch: pytest.MonkeyPat
         ("MEND_PEERS", "b:1,here", "MEND_PEERS must be an address 'host:port', got 'here'"),
         ("MEND_NAME", "a\tb", r"MEND_NAME must be a printable text .*, got 'a\\tb'"),
         ("MEND_ZONE", "a\tb", r"MEND_ZONE must be a printable text .*, got 'a\\tb'"),
+        ("MEND_ZONE", "z\udcfc", r"MEND_ZONE must be a printable text .*, got 'z\\udcfc'"),
     ],
 )
 def test_an_error_names_the_variable_that_the_value_came_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -419,9 +420,12 @@ def _check_patience(failslow: FailSlow | None, timing: Timing) -> None:
 
 
 def _check_reports(ledger: str | Path | None, on_event: Callable[[Event], None] | None) -> None:
-    is_file = isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir()
+    # Where the disk or the folder cannot be read, these two functions say no. The methods of `Path`
+    # would raise, and a bad disk stops no learner.
+    is_file = isinstance(ledger, str | Path) and str(ledger) != "" and not os.path.isdir(ledger)
+    is_file = is_file and "\0" not in str(ledger)
     require(ledger is None or is_file, "ledger", ledger, "None or the path of a file")
-    is_link = ledger is not None and Path(ledger).is_symlink()
+    is_link = ledger is not None and os.path.islink(ledger)
     require(not is_link, "ledger", str(ledger), "no symbolic link", LINKED)
     takes_event = on_event is None or _takes_one(on_event)
     require(takes_event, "on_event", on_event, "None or a function of an Event")

@@ -401,6 +401,30 @@ BOUNDS_MUTANTS = (
         )
     ),
     Mutant(
+        "a-disk-that-cannot-be-read-stops-a-learner",
+        8,
+        "settings",
+        "not os.path.isdir(ledger)",
+        "not Path(ledger).is_dir()",
+        of("unit/test_settings", "refuses_to_look_up"),
+    ),
+    Mutant(
+        "a-disk-that-cannot-tell-of-links-stops-a-learner",
+        8,
+        "settings",
+        "os.path.islink(ledger)",
+        "Path(ledger).is_symlink()",
+        of("unit/test_settings", "refuses_to_look_up"),
+    ),
+    Mutant(
+        "a-ledger-of-half-a-path",
+        8,
+        "settings",
+        'is_file and "\\0" not in str(ledger)',
+        "is_file",
+        of("unit/test_settings", "refused"),
+    ),
+    Mutant(
         "names-are-encoded-before-they-are-checked",
         8,
         "given_names",

@@ -121,6 +121,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ledger", "", "ledger must be None or the path of a file"),
     ("ledger", 5, "ledger must be None or the path of a file"),
     ("ledger", os.curdir, "ledger must be None or the path of a file"),
+    ("ledger", "a\0b", "ledger must be None or the path of a file"),
     ("on_event", "print", "on_event must be None or a function of an Event"),
     ("on_event", lambda: None, "on_event must be None or a function of an Event"),
 ]
@@ -420,6 +421,13 @@ def test_a_ledger_must_not_be_a_link(tmp_path: Path) -> None:
     remedy = "ledger must be no symbolic link, .*; it is a symbolic link; give the path of the file"
     with pytest.raises(UsageError, match=remedy):
         read(peers=PEER, ledger=tmp_path / "ledger")
+
+
+def test_a_ledger_that_the_disk_refuses_to_look_up_stops_nothing(tmp_path: Path) -> None:
+    unreadable = tmp_path / ("n" * 300)
+    place = read(peers=PEER, ledger=unreadable).place
+    assert place is not None
+    assert place.ledger == unreadable
 
 
 def test_a_ledger_stays_where_it_was_when_the_script_changes_its_folder(

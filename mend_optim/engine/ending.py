@@ -152,6 +152,8 @@ class Ending:
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = [f.fragment for f in state.fragments if f.unmerged(state.totals).step]
         peers = state.roster.peers.values()
+        # The last peer may have left just now, and the mode changes with time only.
+        alone = state.alone or state.roster.alone
         unshared = tuple(p for p in unmerged if not any(peer.has(p) for peer in peers))
         anchors = state.anchors_digest()
         tokens = {}
@@ -161,8 +163,8 @@ class Ending:
         return Ended(
             tokens=tokens,
             digest=anchors.hex(),
-            alone=state.alone,
-            keeps_own=state.alone and bool(unmerged),
+            alone=alone,
+            keeps_own=alone and bool(unmerged),
             fresh=fresh,
             unshared=unshared if len(unshared) == len(unmerged) else (),
         )

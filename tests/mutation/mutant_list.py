@@ -137,6 +137,7 @@ MUTANTS = (
     Mutant("ready-beside-another-anchor", 11, "engine/ending",
            "return all(report.key == state.key(fragment) for fragment, report in pairs)", "return True", READY),
     Mutant("every-end-is-an-agreement", 11, "status", "return AGREED if state.agreed else LEFT", "return AGREED", of("together/test_finish")),
+    Mutant("work-goes-when-the-last-peer-leaves", 5, "engine/ending", "alone = state.alone or state.roster.alone", "alone = state.alone", READY),
     Mutant("an-end-without-a-quorum-is-one", 11, "engine/ending", "return self.alone or not self.fresh", "return True", of("together/test_finish")),
     Mutant("a-learner-that-trains-has-left", 11, "status", "state.mode is not Mode.CLOSED:", "False:", of("together/test_finish")),
     Mutant("an-end-does-not-last", 11, "engine/ending", "        if self._all_ready():\n            self._end(state.ready)",

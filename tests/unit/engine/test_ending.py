@@ -100,6 +100,18 @@ def test_work_that_is_not_finite_holds_nobody_up() -> None:
     assert not end.state.ready
 
 
+def test_a_learner_whose_last_peer_leaves_keeps_its_work() -> None:
+    """It ends at once. Nobody is left to merge the work, so no anchor may take its place."""
+    for end in (Finishing(quorum=2, steps=1), Finishing(quorum=2, steps=0)):
+        assert end.engine.ending.end() is None
+        end.engine.receive(end.driven.now, Goodbye(PEER))
+        ended = end.engine.ending.end()
+        assert ended
+        assert ended.alone
+        assert ended.agreed
+        assert ended.keeps_own is bool(end.state.totals.step)
+
+
 def test_it_waits_for_a_peer_that_is_behind() -> None:
     end = Finishing()
     end.state.fragments[0].lineage = grown(BASE)

@@ -22,6 +22,7 @@ from mend_optim.model.token_count import any_gradient, may_be_phantom, only_make
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings, has_failed
 from mend_optim.rank_traffic import RankTraffic
+from mend_optim.ranks.arguments import encode_arguments, refuse_unlike
 from mend_optim.ranks.carrier import Carrier
 from mend_optim.ranks.courier import Courier
 from mend_optim.ranks.crew import Crew
@@ -73,6 +74,8 @@ class RankRun(TrainingRun):
         try:
             division = self._divided.divide(self._crew, self._group.rank, self._shards)
             layout = self._divided.build()
+            told = encode_arguments(self.settings.of_all_ranks(layout.parts))
+            refuse_unlike(self._crew.tell(Call.CONSTRUCTOR, 0, told))
             carrier = Carrier(self._group, division, layout.fragments)
             self._divided.lay_out()
             # Ranks that the user did not name would have names of their own.

@@ -61,6 +61,7 @@ from mend_optim.worker.round_rate import RATE_NBYTES
 from mend_optim.worker.scale import scale_nbytes
 
 T = TypeVar("T")
+SIGNED = "credentials.signed"
 MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 
 
@@ -130,8 +131,13 @@ class Settings:
             ("outer", repr(self.outer)),
             ("codec", codec_name(self.codec)),
             ("moments", moments),
-            *((("credentials.signed", "True"),) if self.policies.signed else ()),
+            *(((SIGNED, "True"),) if self.policies.signed else ()),
         )
+
+    def of_all_ranks(self, fragments: int) -> tuple[tuple[str, str], ...]:
+        """(argument, value) pairs that all ranks of this learner must have in common, whose model
+        is in so many fragments. Only the lead needs credentials."""
+        return tuple(pair for pair in self.divided(fragments).policy() if pair[0] != SIGNED)
 
     def _limit(self, fragment: Fragment) -> int:
         """The largest message about a fragment, in bytes: its anchor, velocity with the rate of

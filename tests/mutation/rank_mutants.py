@@ -10,6 +10,7 @@ WORDS = of("unit/ranks/test_words")
 ASSEMBLY = of("unit/ranks/test_assembly")
 CREW = of("unit/ranks/test_crew")
 CARRIER = of("unit/ranks/test_carrier")
+ARGUMENTS = of("unit/ranks/test_arguments")
 COPIES = of("unit/ranks/test_copies_check")
 GROUP = of("unit/ranks/test_group")
 BOARD = of("unit/ranks/test_board")
@@ -19,6 +20,7 @@ TRAFFIC = of("unit/test_rank_traffic")
 COURIER = of("unit/ranks/test_courier")
 STORMS = of("virtual/test_ranked")
 LOCKSTEP = of("virtual/test_ranked", "something_is_due")
+MISTAKES = of("ranks/test_merging", "must_not_do")
 TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
 WRAPPED = of("unit/test_wrapped_parameters")
@@ -31,6 +33,29 @@ def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) ->
 
 
 RANK_MUTANTS = (
+    Mutant(
+        "all-ranks-need-credentials",
+        8,
+        "settings",
+        ".policy() if pair[0] != SIGNED)",
+        ".policy())",
+        of("unit/test_settings", "sign"),
+    ),
+    mutant(
+        "other-arguments-on-one-rank",
+        "arguments",
+        "            if other != first:\n",
+        "            if False:\n",
+        ARGUMENTS,
+    ),
+    Mutant(
+        "ranks-that-compare-no-arguments",
+        8,
+        "rank_run",
+        "            refuse_unlike(self._crew.tell(Call.CONSTRUCTOR, 0, told))\n",
+        "            self._crew.tell(Call.CONSTRUCTOR, 0, told)\n",
+        MISTAKES,
+    ),
     mutant(
         "gaps-are-no-fault",
         "pieces",

@@ -471,7 +471,7 @@ SIGN_MUTANTS = (
         "some-sign-and-some-do-not",
         8,
         "settings",
-        '*((("credentials.signed", "True"),) if self.policies.signed else ()),',
+        '*(((SIGNED, "True"),) if self.policies.signed else ()),',
         "",
         SETTINGS,
     ),

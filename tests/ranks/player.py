@@ -482,8 +482,9 @@ def fault(player: Player, way: str, addresses: list[str], kind: str) -> Facts:
     """A deed that the ranks must not do: the error that each raises, and then raises again."""
     if player.process == PROCESSES - 1:
         return {}
+    arguments = FREE | ({"fragments": 1 + player.process} if kind == "arguments" else {})
     try:
-        divided, optimizer = player.learner(way, addresses, peers=[], **FREE)
+        divided, optimizer = player.learner(way, addresses, peers=[], **arguments)
     except UsageError as error:
         return {"raised": [str(error)]}
     player.train(divided, optimizer, range(2))

@@ -183,6 +183,11 @@ def test_a_checkpoint_of_ranks_is_one_of_the_whole_model(pool: Pool, dtype: str)
             "",
             [r"parameter down.weight must be the same on ranks 0 and 1.*shards="] * 2,
         ),
+        (
+            "copied",
+            "arguments",
+            ["fragments must be the same on all ranks .*got 1 on rank 0 and 2 on rank 1"] * 2,
+        ),
         ("sharded", "copy", ["rank 1 of this learner failed", "ArithmeticError: no copy"]),
     ],
 )

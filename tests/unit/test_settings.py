@@ -506,6 +506,9 @@ def test_learners_that_sign_tell_so_and_others_say_nothing() -> None:
     assert unsigned.policy() == read(peers=PEER).policy()
     assert dict(signed.policy()) == {**dict(unsigned.policy()), "credentials.signed": "True"}
     assert (unsigned.policies.signed, signed.policies.signed) == (False, True)
+    # Of the ranks of a learner, only the lead needs credentials.
+    assert signed.of_all_ranks(3) == unsigned.of_all_ranks(3)
+    assert dict(signed.of_all_ranks(3)) == {**dict(unsigned.policy()), "fragments": "3"}
 
 
 def test_the_largest_message_has_room_for_the_proofs_of_all() -> None:

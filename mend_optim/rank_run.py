@@ -62,6 +62,8 @@ class RankRun(TrainingRun):
         self.keeps_learner = self._crew.is_lead
         # Whether the learner has joined.
         self._has_begun = False
+        # Whether all ranks have ended in `finish()`: they can meet as long as their processes live.
+        self._has_ended = False
         # The last words of a step, if nobody has followed them yet.
         self._told: Table | None = None
         # Steps whose words have not been heard yet: their seconds and rates.
@@ -271,6 +273,7 @@ class RankRun(TrainingRun):
         """`MendOptimizer.finish`."""
         self._begin_call("finish")
         result = self._together(Call.FINISH, lambda: TrainingRun.finish(self, timeout_s))
+        self._has_ended = self._meetings.closed
         return result if isinstance(result, Finish) else Finish(**result)
 
     def _begin_call(self, name: str) -> None:
@@ -367,11 +370,18 @@ class RankRun(TrainingRun):
         return status_alone(self.settings.name, history.step, history.tokens, position)
 
     def close(self) -> None:
-        """`MendOptimizer.close`."""
+        """`MendOptimizer.close`. After `finish()` the ranks stay in touch: a script may well save
+        its checkpoint after its `with` block."""
         self._meetings.close()
+        if self._has_ended and not self.is_broken_off:
+            self._courier.rest(CLOSE_S)
+        else:
+            self._leave()
+        super().close()
+
+    def _leave(self) -> None:
         if self.is_broken_off:
             self._crew.fail(Call.CLOSE, self.history.step)
         self._crew.leave(self.history.step)
         # If the ranks have parted, a transfer of this one's may wait for others for long.
         self._courier.end(0.0 if self.is_broken_off else CLOSE_S)
-        super().close()

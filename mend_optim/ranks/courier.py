@@ -46,6 +46,10 @@ class Errand:
         self._over.set()
         return self._fault
 
+    def rest(self, patience_s: float) -> None:
+        """Wait so long until it is over, in whatever way."""
+        self._over.wait(patience_s)
+
     def wait(self) -> None:
         """Wait until it is done. Raises the error that ended it, or an earlier errand."""
         self._over.wait()
@@ -89,6 +93,11 @@ class Courier:
     def wait(self) -> None:
         """Wait until all is done. Raises the error that ended an errand."""
         self.waiting()()
+
+    def rest(self, patience_s: float) -> None:
+        """Wait so long until nothing is left to do: a script may exit next, as in `end`."""
+        if self._last is not None:
+            self._last.rest(patience_s)
 
     def end(self, patience_s: float) -> None:
         """Do what was put, and then no more. Waits so long for the thread to end: a script may exit

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from mend_optim.errors import MendError, UsageError
+from mend_optim.errors import ClosedError, MendError, UsageError
 from mend_optim.ranks.group import Pending
 from mend_optim.ranks.words import Call, Table, Word, waits
 
@@ -22,6 +22,10 @@ PARTED = (
     "rollback() and close() on every rank"
 )
 FAILED = "rank {ranks} of this learner failed, and its own error tells why: start all ranks again"
+LEFT = (
+    "the ranks of a learner go separate ways at close() unless they have called finish(): call "
+    "state_dict(), load_state_dict() and global_weights() before close()"
+)
 OVER = (
     "this learner's ranks no longer agree, as an earlier error of this process tells: start them "
     "all again"
@@ -68,6 +72,8 @@ class Crew:
         self._last: tuple[Pending | None, ...] = ()
         #: Whether the ranks no longer agree.
         self.is_over = False
+        # Whether this rank has left the others, and nothing was wrong.
+        self._has_left = False
 
     @property
     def is_lead(self) -> bool:
@@ -142,6 +148,7 @@ class Crew:
 
     def leave(self, step: int) -> None:
         """Tell ranks that go on without this one. Waits for nobody."""
+        self._has_left = self._has_left or not self.is_over
         self._say_last(Word(call=Call.CLOSE, step=step))
 
     def _say_last(self, word: Word) -> None:
@@ -186,6 +193,8 @@ class Crew:
         return write
 
     def _require_whole(self) -> None:
+        if self._has_left:
+            raise ClosedError(LEFT)
         if self.is_over:
             raise MendError(OVER)
 

@@ -326,7 +326,13 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
             swapped = weights(optimizer)
         back = weights(optimizer)
         finish = optimizer.finish()
+    # A script may save after its block, as a process by itself does.
+    saved = optimizer.state_dict()["mend"]
+    with optimizer.global_weights():
+        shown = weights(optimizer)
     return {
+        "saves": bool(saved),
+        "shown": shown,
         "trained": trained,
         "met": met,
         "swapped": swapped,

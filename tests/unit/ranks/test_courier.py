@@ -31,6 +31,26 @@ def test_errands_are_done_in_their_order_and_nobody_waits_unasked() -> None:
     courier.end(PATIENCE_S)
 
 
+def test_a_courier_at_rest_has_done_all_and_can_do_more() -> None:
+    courier = Courier()
+    courier.rest(PATIENCE_S)
+    may_go, done = threading.Event(), list[int]()
+
+    def work() -> None:
+        may_go.wait(PATIENCE_S)
+        done.append(1)
+        raise ArithmeticError("not raised by rest()")
+
+    courier.put(lambda: done.append(0))
+    courier.put(work)
+    courier.rest(0)
+    assert 1 not in done
+    may_go.set()
+    courier.rest(PATIENCE_S)
+    assert done == [0, 1]
+    courier.end(PATIENCE_S)
+
+
 def test_a_courier_without_errands_is_not_waited_for() -> None:
     courier = Courier()
     courier.waiting()()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mend_optim import MendError, UsageError
+from mend_optim import ClosedError, MendError, UsageError
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
 from mend_optim.ranks.words import Call, Table, Word
@@ -132,6 +132,19 @@ def test_the_others_learn_of_a_rank_that_leaves() -> None:
     crew, talk = crew_of(step(1))
     crew.leave(4)
     assert talk.said == [Word(call=Call.CLOSE, step=4)]
+    for _ in range(2):
+        with pytest.raises(ClosedError, match=r"at close\(\).*call state_dict\(\)"):
+            crew.agree(Word(call=Call.STATE_DICT, step=4))
+        crew.leave(4)
+    assert len(talk.said) == 1
+
+
+def test_one_that_leaves_after_a_fault_still_tells_of_the_fault() -> None:
+    crew, _ = crew_of(step(1))
+    crew.fail(Call.STEP, 1)
+    crew.leave(1)
+    with pytest.raises(MendError, match="no longer agree"):
+        crew.agree(Word(call=Call.STATE_DICT, step=1))
 
 
 def test_a_long_wait_for_a_rank_that_makes_another_call_is_told(

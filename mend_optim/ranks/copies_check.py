@@ -26,7 +26,9 @@ SAMPLES = 8
 GROSS = 0.1
 DIFFERS = (
     "parameter {name} must be the same on ranks {first} and {rank}, which have the same part of "
-    "it, got two; {split}; {rename}; else give all ranks the same weights"
+    "it, got two; {split}; {rename}; if each rank trains by itself, pass group=None; else give all "
+    "ranks the same weights, and the same gradients in each step, as DDP does once it wraps the "
+    "model"
 )
 
 

@@ -117,14 +117,23 @@ class Meetings:
             result = body()
         except BaseException as error:
             if not self._crew.is_over:
-                kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
-                text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
-                self._tell(Deed.RAISE, kind=kind, text=text)
+                self._tell_of(error)
             raise
         finally:
             self._leads = False
         self._end(result, learner())
         return result
+
+    def _tell_of(self, error: BaseException) -> None:
+        """Let the other ranks raise the lead's error."""
+        kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
+        text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
+        try:
+            self._tell(Deed.RAISE, kind=kind, text=text)
+        except MendError:
+            if kind:
+                raise
+            # Ctrl-C comes to all ranks at once. The lead's script may wait for its own exception.
 
     def still_waits(self, now: float) -> None:
         """On the lead, which waits for the network: let the others know that it is there. A large

@@ -17,6 +17,7 @@ BOARD = of("unit/ranks/test_board")
 MERGING = of("ranks/test_merging", "one_learner")
 HELD = of("unit/engine/test_held")
 TRAFFIC = of("unit/test_rank_traffic")
+MEETINGS = of("unit/test_rank_meetings")
 COURIER = of("unit/ranks/test_courier")
 STORMS = of("virtual/test_ranked")
 LOCKSTEP = of("virtual/test_ranked", "something_is_due")
@@ -207,6 +208,22 @@ RANK_MUTANTS = (
         "            self._last.rest(patience_s)\n",
         "            pass\n",
         COURIER,
+    ),
+    Mutant(
+        "ctrl-c-on-the-lead-is-a-fault-of-another-rank",
+        8,
+        "rank_meetings",
+        "            if kind:\n                raise\n",
+        "            raise\n",
+        MEETINGS,
+    ),
+    Mutant(
+        "the-lead-hides-the-cause-of-its-fault",
+        8,
+        "rank_meetings",
+        "            if kind:\n                raise\n",
+        "            pass\n",
+        MEETINGS,
     ),
     mutant(
         "after-a-fault-all-goes-on",

@@ -1,0 +1,52 @@
+"""Calls that all ranks of a learner are in, on the lead."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mend_optim import MendError
+from mend_optim.rank_meetings import Meetings
+from mend_optim.ranks.words import Call
+
+
+def beside_a_fault() -> Meetings:
+    """The lead's meetings, while another rank has failed already."""
+
+    def tell(*told: Any) -> None:
+        raise MendError("rank 1 of this learner failed")
+
+    anything: Any = SimpleNamespace(
+        is_lead=True,
+        is_over=False,
+        tell=tell,
+        telling_of_faults=lambda *at: nullcontext(),
+        recall=lambda learner: None,
+    )
+    return Meetings(anything, anything, anything, anything, pulse_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (ArithmeticError("no copy"), ArithmeticError),
+        (MendError("another rank ended"), MendError),
+    ],
+    ids=repr,
+)
+def test_the_lead_raises_its_own_exception_also_if_another_rank_has_failed(
+    error: BaseException, kind: type[BaseException]
+) -> None:
+    """Ctrl-C comes to all ranks. Of an error of this library, the other rank knows the cause."""
+
+    def body() -> None:
+        raise error
+
+    with pytest.raises(kind) as caught:
+        beside_a_fault().hold((Call.FINISH, 3), body, lambda: None)
+    told = "rank 1 of this learner failed" if kind is MendError else str(error)
+    assert str(caught.value) == told

@@ -88,8 +88,7 @@ class MendOptimizer(ReportingFace):
         guard: when a learner's offer is so large that rounds refuse it as an accident: a `Guard`,
             or None for never.
         failslow: when rounds stop waiting for a slow learner: a `FailSlow`, or None for never.
-        tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
-            None: 1.
+        tokens_per_step: tokens of a step without a `count_tokens()`; at least 1. None: 1.
         timing: the only timeouts, a `Timing`.
         limits: how much peers may cost this learner, a `Limits`.
         group: the ranks that train this model together, a `ProcessGroup`: they are one learner
@@ -305,7 +304,8 @@ class MendOptimizer(ReportingFace):
             self.inner.__setstate__(state)
             return
         self._wrap(state["settings"], wrapped_again(state))
-        self.load_learner_state(state["mend"])
+        if state["mend"]:  # of several ranks, only the lead has it
+            self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take the inner optimizer's step. At a boundary, copy parameters; when an anchor is ready,
@@ -397,7 +397,7 @@ class MendOptimizer(ReportingFace):
 
         Returns:
             A `Finish`, which is true if all have agreed. After a timeout, this learner still rests;
-            it may step on, call `finish()` again, or `close()`.
+            it may step on, call `finish()` again, or `close()`. After the end: the same again.
 
         Raises:
             ClosedError: the optimizer was closed, before the call or while it waited.

@@ -271,10 +271,14 @@ class RankRun(TrainingRun):
 
     def finish(self, timeout_s: float | None) -> Finish:
         """`MendOptimizer.finish`."""
+        if self.history.end:
+            return self.history.end
         self._begin_call("finish")
         result = self._together(Call.FINISH, lambda: TrainingRun.finish(self, timeout_s))
+        end = result if isinstance(result, Finish) else Finish(**result)
         self._has_ended = self._meetings.closed
-        return result if isinstance(result, Finish) else Finish(**result)
+        self.history.end = end if self._has_ended else None
+        return end
 
     def _begin_call(self, name: str) -> None:
         if self._meetings.closed:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from mend_optim.finish import Finish
 from mend_optim.model.copies import flat, sketch
 from mend_optim.model.layout import Layout
 from mend_optim.model.plain_mode import in_plain_mode
@@ -33,6 +34,9 @@ class RunHistory:
         self.reported: Mapping[str, float] = {}
         #: The loaded checkpoint; without its fragments once a learner has gone on from them.
         self.saved: Checkpoint | None = None
+        #: The end of the run, as long as nothing is trained after it. A library may call `finish()`
+        #: before the script does.
+        self.end: Finish | None = None
         # Whether the weights were compared with those that `saved` was saved with.
         self._checked = True
 
@@ -53,6 +57,7 @@ class RunHistory:
 
     def count(self, tokens: int, rate: float) -> None:
         """One inner step was taken."""
+        self.end = None
         self.step += 1
         self.tokens += tokens
         self.rate += rate

@@ -212,10 +212,7 @@ class TrainingRun:
 
     def clear_gradients(self, *args: Any, **kwargs: Any) -> None:
         """`MendOptimizer.zero_grad`."""
-        if self._count.doubtful:
-            self._count.cleared(any_gradient(self.model.tensors()), stamp(self.model.tensors()))
-        else:
-            self._count.cleared(False, None)
+        self._count.clear(self.model.tensors)
         self.inner.zero_grad(*args, **kwargs)
 
     # ── the learner ───────────────────────────────────────────────────────────────────────────────
@@ -279,14 +276,17 @@ class TrainingRun:
         """`MendOptimizer.finish`."""
         if self.learner is None and not self._starts_late:
             return Finish(agreed=True, tokens={self.settings.name: self.history.tokens})
+        if self.history.end:
+            return self.history.end
         learner, handover = self._joined_for("finish")
         ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)
-        status = self.status()
+        if not ended:
+            learner.require_open()
+        end = finished(self.status(), ended, learner.network.had_company(), timeout_s)
         if ended:
             learner.close()
-        else:
-            learner.require_open()
-        return finished(status, ended, learner.network.had_company(), timeout_s)
+            self.history.end = end
+        return end
 
     def reset_progress(self) -> None:
         """`MendOptimizer.reset_progress`."""

@@ -5,7 +5,7 @@ to."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -34,11 +34,6 @@ class TokenCount:
         self._used = False
 
     @property
-    def doubtful(self) -> bool:
-        """Whether, if gradients are cleared now, it matters that there are any."""
-        return bool(self._counts) and not self._used
-
-    @property
     def is_counted(self) -> bool:
         """Whether any call counted tokens for the coming step, be it 0."""
         return bool(self._counts)
@@ -54,6 +49,15 @@ class TokenCount:
         self._early = False
         self._used = True
         return counted or default
+
+    def clear(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        """The gradients of these tensors are about to be cleared. They are looked at only where it
+        matters that there are any."""
+        if self._counts and not self._used:
+            found = tensors()
+            self.cleared(any_gradient(found), stamp(found))
+        else:
+            self.cleared(False, None)
 
     def cleared(self, unused: bool, stamp: Hashable) -> None:
         """Gradients are cleared. `unused`: there were some, and no step has used them."""

@@ -195,6 +195,22 @@ RANK_MUTANTS = (
         CREW,
     ),
     Mutant(
+        "ranks-end-once-only",
+        8,
+        "rank_run",
+        "self.history.end = end if self._has_ended else None",
+        "self.history.end = None",
+        MERGING,
+    ),
+    Mutant(
+        "ranks-but-the-lead-cannot-be-copied",
+        8,
+        "optimizer",
+        'if state["mend"]:',
+        "if True:",
+        MERGING,
+    ),
+    Mutant(
         "ranks-that-have-ended-part",
         5,
         "rank_run",

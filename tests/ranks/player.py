@@ -6,6 +6,7 @@ b. All make the same calls of `torch.distributed` in the same order."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -328,10 +329,14 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
         finish = optimizer.finish()
     # A script may save after its block, as a process by itself does.
     saved = optimizer.state_dict()["mend"]
+    optimizer.zero_grad()  # torch copies no sharded gradients
+    twin = copy.deepcopy(optimizer)
     with optimizer.global_weights():
         shown = weights(optimizer)
     return {
         "saves": bool(saved),
+        "copies": len(twin.param_groups),
+        "again": optimizer.finish() == finish,
         "shown": shown,
         "trained": trained,
         "met": met,

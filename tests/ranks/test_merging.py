@@ -81,6 +81,7 @@ def test_ranks_are_one_learner(pool: Pool, twins: list[Facts], way: str) -> None
     assert all(each["back"] for each in (first, second, b))
     assert all(each["shown"] == each["ended"] for each in (first, second, b))
     assert [each["saves"] for each in (first, second, b)] == [True, False, True]
+    assert all(each["again"] and each["copies"] for each in (first, second, b))
     assert [rank["step"] for rank in (first, second)] == [STEPS, STEPS]
     assert [rank["tokens"] for rank in (first, second)] == [BATCH * STEPS, BATCH * STEPS]
     # The ranks meet where something is due, and go on from all other steps without a wait.

@@ -248,6 +248,20 @@ def test_a_block_without_a_step_does_not_wait() -> None:
     assert optimizer._learner.closed
 
 
+def test_a_second_call_tells_the_same_end_until_something_is_trained() -> None:
+    """A library may call it before the script does."""
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
+        found = run(made, [4, 7])
+        assert all(found)
+        a, b = made
+        assert [a.finish(), b.finish()] == found
+        train(a, 1, 0)
+        with pytest.raises(ClosedError):
+            a.finish()
+        b.load_state_dict(b.state_dict())  # from here on it is alone
+        assert b.finish().tokens == {"b": 7}
+
+
 def test_it_refuses_what_it_cannot_do() -> None:
     optimizer = MendOptimizer(descent(1.0), name="a", listen=LOOPBACK)
     with pytest.raises(

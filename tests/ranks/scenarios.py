@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -195,7 +196,8 @@ def endure(cast: Cast, fault: list[Any]) -> None:
 
 def break_down(cast: Cast, adopt_after: int | None) -> None:
     """Two ranks train. After some steps an error ends the background threads of their lead."""
-    optimizer, divided = free_learner(cast, sync_every=20, adopt_after=adopt_after)
+    alone = replace(TIMING, join_timeout_s=1.0)  # nobody else ever comes
+    optimizer, divided = free_learner(cast, timing=alone, sync_every=20, adopt_after=adopt_after)
     try:
         for taken in range(4 * faults.STEPS):
             train_once(cast, optimizer, divided, taken)
@@ -323,8 +325,7 @@ def free_learner(
         name=cast.learner if cast.rank == 0 else None,
         listen=cast.addresses[cast.learner],
         peers=others if cast.learner == "a" else [],
-        timing=TIMING,
-        **{"sync_every": 4, "moments": None, **options},
+        **{"timing": TIMING, "sync_every": 4, "moments": None, **options},
     )
     return optimizer, divided
 

@@ -34,7 +34,6 @@ from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter
 from mend_optim.transport.surveying import LEAST_REST_S
 from mend_optim.transport.wire_survey import decode_reply
-from tests.support.addresses import free_addresses
 from tests.support.learners import LOOPBACK, TIMING, descent
 from tests.system.processes import SlowRelay
 
@@ -168,9 +167,10 @@ def test_a_port_that_leads_elsewhere_is_told(
         came.settimeout(20)
         with came:
             assert heard(came) == b""
-        (closed,) = free_addresses(1)
-        closed = f"127.0.0.1:{closed.rpartition(':')[2]}"
-        status, found = checked(capsys, address, *given, closed)
+        with socket.socket() as deaf:  # nobody else gets its port
+            deaf.bind(("127.0.0.1", 0))
+            closed = f"127.0.0.1:{deaf.getsockname()[1]}"
+            status, found = checked(capsys, address, *given, closed)
         assert status == 1
         assert texts(found) == f"it cannot dial {closed} back: connection refused"
 

@@ -128,6 +128,18 @@ def test_a_peer_that_shows_a_model_without_anchors_keeps_nobody_from_joining() -
     assert engine.state.mode is Mode.JOINING
 
 
+def test_it_catches_up_with_what_peers_show_when_it_begins_however_long_it_has_heard_them() -> None:
+    engine = started()
+    beat(engine, 1, 90)
+    beat(engine, 2, 95, anchor=greater(ANCHOR))
+    restored(engine)
+    assert not engine.state.joined
+    engine.state.fragments[0].lineage = greater(ANCHOR)
+    engine.state.wants.clear()
+    beat(engine, 3, 96, anchor=greater(ANCHOR))
+    assert engine.state.joined
+
+
 def test_of_two_branches_that_lead_in_turns_it_needs_neither_newest_anchor() -> None:
     """Else a machine between two rooms would fetch now the one's and now the other's for ever."""
     first, second = greater(ANCHOR), greater(greater(ANCHOR))

@@ -60,6 +60,10 @@ class Told(NamedTuple):
     anchors: bytes
 
 
+#: For so many beats a learner that finishes waits for one that has left in mid-run.
+RETURN_BEATS = 2
+
+
 class Ending:
     """Decides whether this learner is ready to end, and whether all are."""
 
@@ -72,6 +76,10 @@ class Ending:
         # By digest, all that this learner was ready for since it last stepped. A learner ends only
         # if all the others were ready for the same, so those that have left are in here, too.
         self._told: dict[bytes, Told] = {}
+        #: The peers that trained at the last review, and until when one that has left since may
+        #: come back.
+        self._training: set[PeerId] = set()
+        self._returns_by = 0.0
 
     def trained_on(self) -> None:
         """This learner has stepped since it last rested: it has not ended."""
@@ -80,12 +88,13 @@ class Ending:
         self.state.ended = b""
         self.state.agreed = False
 
-    def review(self) -> bool:
+    def review(self, now: float) -> bool:
         """Look again whether this learner is ready. Returns whether it has something new to
         tell."""
         state = self.state
         self._forget_those_that_train_on()
-        before, state.ready = state.ready, self._agreement()
+        self._expect_returns(now)
+        before, state.ready = state.ready, self._agreement() if now >= self._returns_by else b""
         state.roster.closed = bool(state.ready)
         if state.ready:
             self._told.setdefault(state.ready, Told(self._tokens(), state.anchors_digest()))
@@ -122,12 +131,21 @@ class Ending:
     def evicted(self, id: PeerId) -> None:
         """A peer has fallen silent. It may have evicted us, too, and got on with others: nobody
         knows on what it ended."""
+        self._training.discard(id)
         for told in self._told.values():
             told.tokens.pop(id.name, None)
 
     def end(self) -> Ended | None:
         """The end, with all learners that share it; None before all have agreed."""
         return self._ended
+
+    def _expect_returns(self, now: float) -> None:
+        """A learner that leaves while it trains may be back in a moment: it has loaded a
+        checkpoint."""
+        here = {peer.id: peer for peer in self.state.roster}
+        if self._training - here.keys():
+            self._returns_by = now + RETURN_BEATS * self.state.policies.timing.beat_s
+        self._training = {id for id, p in here.items() if not (p.word and p.word.finishes)}
 
     def _forget_those_that_train_on(self) -> None:
         """A learner whose `finish` ran out of time may step again. It does not end with us then."""

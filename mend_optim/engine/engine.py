@@ -364,7 +364,7 @@ class Engine:
         self._review_end(now)
 
     def _review_end(self, now: float) -> None:
-        if self.state.fragments and self.ending.review():
+        if self.state.fragments and self.ending.review(now):
             self._beat(now)
 
     def _beat(self, now: float) -> None:

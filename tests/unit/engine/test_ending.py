@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from mend_optim.engine.ending import RETURN_BEATS
 from mend_optim.engine.ledger import Event
 from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Goodbye, Report, Rumor
+from mend_optim.protocol.timing import Timing
 from tests.support.engines import BASE, GENESIS, ME, PEER, THIRD, DrivenEngine, grown
 
 
@@ -103,6 +107,7 @@ def test_work_that_is_not_finite_holds_nobody_up() -> None:
 def test_a_learner_whose_last_peer_leaves_keeps_its_work() -> None:
     """It ends at once. Nobody is left to merge the work, so no anchor may take its place."""
     for end in (Finishing(quorum=2, steps=1), Finishing(quorum=2, steps=0)):
+        end.hear()
         assert end.engine.ending.end() is None
         end.engine.receive(end.driven.now, Goodbye(PEER))
         ended = end.engine.ending.end()
@@ -110,6 +115,36 @@ def test_a_learner_whose_last_peer_leaves_keeps_its_work() -> None:
         assert ended.alone
         assert ended.agreed
         assert ended.keeps_own is bool(end.state.totals.step)
+
+
+@pytest.mark.parametrize("how", ["left", "evicted", "finished"])
+def test_it_waits_a_moment_for_one_that_leaves_in_mid_run(how: str) -> None:
+    """It loads a checkpoint, and comes back. Else the two would end on two models."""
+    end = Finishing()
+    end.driven.tick(0.1)
+    if how == "finished":
+        end.hear()
+        end.hear(BASE.found({}, 0, b"another model"))
+    if how == "evicted":
+        end.driven.tick(Timing().evict_after_s + 1.0)
+    else:
+        end.engine.receive(end.driven.now, Goodbye(PEER))
+    waits = end.engine.ending.end() is None
+    assert waits is (how == "left")
+    if waits:
+        end.driven.tick(RETURN_BEATS * Timing().beat_s - 0.5)
+        assert end.engine.ending.end() is None
+        end.driven.tick(1.0)
+        assert end.engine.ending.end()
+
+
+def test_one_that_comes_back_is_waited_for() -> None:
+    end = Finishing()
+    end.driven.tick(0.1)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    end.engine.met(end.driven.now, PEER._replace(incarnation=2), "")
+    end.driven.tick(2 * RETURN_BEATS * Timing().beat_s)
+    assert end.engine.ending.end() is None
 
 
 def test_it_waits_for_a_peer_that_is_behind() -> None:
@@ -189,6 +224,7 @@ def test_a_peer_that_trains_on_is_in_no_account() -> None:
     assert end.state.ready
     end.hear(finishes=False)
     end.engine.receive(end.driven.now, Goodbye(PEER))
+    end.driven.tick(RETURN_BEATS * Timing().beat_s)
     ended = end.engine.ending.end()
     assert ended
     assert ended.tokens == {"me": 0}
@@ -257,6 +293,7 @@ def test_an_end_on_anchors_that_are_not_ours_any_more_is_none() -> None:
     end.hear(grown(BASE), finishes=False, ended=ready)
     assert not end.engine.ending.end()
     end.engine.receive(end.driven.now, Goodbye(PEER))
+    end.driven.tick(RETURN_BEATS * Timing().beat_s)
     ended = end.engine.ending.end()
     assert ended
     assert ended.tokens == {"me": 0}

@@ -259,14 +259,14 @@ class Infiltrated:
         beside = cluster.rounds_beside()
         cluster.evict_insider(self.says_goodbye)
         gone_at = cluster.now
+        # An honest peer whose messages get lost again and again is doubted for ever longer.
+        cluster.loss = 0.0
         cluster.run(AFTER_S)
         after = cluster.rounds_since(gone_at, self.fragments)
         if min(after.values()) < ROUNDS_AFTER:
             # One learner alone may have its last seal. The others take that learner's word once
-            # their own anchors have stood still. And a learner may doubt an honest peer, because
-            # messages got lost again and again.
-            cluster.loss = 0.0
-            cluster.run(STILL_S + HELD_UP_S)
+            # their own anchors have stood still.
+            cluster.run(STILL_S)
             after = cluster.rounds_since(gone_at, self.fragments)
         cluster.seen["rounds beside"] += sum(beside)
         cluster.seen["rounds after"] += sum(after.values())

@@ -61,7 +61,8 @@ class Joining:
         self.first_weights = adoption.first_weights
         #: The position of each peer when we first heard of it.
         self._met_at: dict[PeerId, int] = {}
-        #: The first beat of each peer with the model that it has by now.
+        #: The first beat of each live peer with the model that it has by now, or the first one in
+        #: which anything of that was trained.
         self._first_shown: dict[PeerId, Beat] = {}
 
     # ── begin ─────────────────────────────────────────────────────────────────────────────────────
@@ -155,7 +156,7 @@ class Joining:
         if beat.genesis and self.state.mode.before_joined:
             self._met_at.setdefault(beat.peer, beat.position)
             first = self._first_shown.setdefault(beat.peer, beat)
-            if first.genesis != beat.genesis:
+            if first.genesis != beat.genesis or _is_trained(beat) > _is_trained(first):
                 self._first_shown[beat.peer] = beat
 
     def check_joined(self, now: float) -> bool:
@@ -184,6 +185,9 @@ class Joining:
         state = self.state
         if state.mode is not Mode.JOINING or not all(f.is_still for f in state.fragments):
             return False
+        # One that comes back after a while may be far ahead.
+        here = {beat.peer for beat in beats}
+        self._first_shown = {peer: b for peer, b in self._first_shown.items() if peer in here}
         outdone = any(map(self._is_outdone, beats))
         if outdone and state.wants:
             return False
@@ -246,3 +250,8 @@ class Joining:
         if seeds.only_itself and not anybody:
             text += "; peers has no address but this learner's own"
         state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))
+
+
+def _is_trained(beat: Beat) -> bool:
+    """Whether a beat shows a model in which anything was trained."""
+    return any(report.key.tokens for report in beat.reports)

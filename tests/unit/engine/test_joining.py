@@ -21,9 +21,10 @@ GENESIS = b"genesis"
 ANCHOR = Lineage(tokens=160, version=5, digest=b"five", genesis=GENESIS)
 
 
-def started() -> Engine:
-    """It is told of one peer."""
-    return Engine(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=16)), 0.0)
+def started(*seeds: str) -> Engine:
+    """It is told of one peer, or of these."""
+    policies = Policies(schedule=Schedule(sync_every=16))
+    return Engine(ME, "me:1", seeds or ("peer:1",), policies, 0.0)
 
 
 def restored(engine: Engine, step: int = 83, anchor: Lineage = ANCHOR) -> None:
@@ -156,3 +157,26 @@ def test_of_two_branches_that_lead_in_turns_it_needs_neither_newest_anchor() -> 
     beat(engine, 3, 92, anchor=greater(second))
     assert engine.state.joined
     assert engine.state.wants[0].peer == PEER  # it fetches while it trains
+
+
+@pytest.mark.parametrize("how", ["trained meanwhile", "cut off"])
+def test_a_peer_that_was_heard_long_ago_must_be_caught_up_with(how: str) -> None:
+    """Else first weights would be trained beside a trained model, or old ones beside a new one."""
+    fresh = Lineage.fresh(GENESIS)
+    first, later = (fresh, ANCHOR) if how == "trained meanwhile" else (ANCHOR, greater(ANCHOR))
+    engine = started("peer:1", "other:1")
+    restored(engine, step=0, anchor=first)
+    beat(engine, 1, 80, training=False, anchor=first)
+    if how == "cut off":
+        engine.linked(1.0, PEER, True)
+        engine.linked(1.0, PEER, False)
+        engine.tick(2.0)
+        engine.linked(2.0, PEER, True)
+    assert not engine.state.joined  # another learner is still to come
+    beat(engine, 2, 90, anchor=later)
+    engine.state.wants.clear()
+    engine.tick(2.0)
+    assert not engine.state.joined
+    engine.state.fragments[0].lineage = later
+    engine.tick(2.0)
+    assert engine.state.joined

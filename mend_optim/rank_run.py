@@ -135,7 +135,10 @@ class RankRun(TrainingRun):
             self.model.check()
         self._listen()
         self._crew.agree(Word(call=call, step=self.history.step))
-        return self._meet(call, body)
+        result = self._meet(call, body)
+        if self._has_ended:  # `close()` may lie behind, and the end of the process next
+            self._courier.rest(CLOSE_S)
+        return result
 
     def _meet(self, call: Call, body: Callable[[], T]) -> T | Any:
         """As `_together`, once all ranks have said that they are here."""
@@ -271,7 +274,7 @@ class RankRun(TrainingRun):
 
     def finish(self, timeout_s: float | None) -> Finish:
         """`MendOptimizer.finish`."""
-        if self.history.end:
+        if self.history.end is not None:
             return self.history.end
         self._begin_call("finish")
         result = self._together(Call.FINISH, lambda: TrainingRun.finish(self, timeout_s))

@@ -64,6 +64,7 @@ class RunHistory:
 
     def go_on(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""
+        self.end = None
         self.saved = saved
         self._checked = not saved.step
         self.step = saved.step

@@ -276,7 +276,7 @@ class TrainingRun:
         """`MendOptimizer.finish`."""
         if self.learner is None and not self._starts_late:
             return Finish(agreed=True, tokens={self.settings.name: self.history.tokens})
-        if self.history.end:
+        if self.history.end is not None:
             return self.history.end
         learner, handover = self._joined_for("finish")
         ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)

@@ -142,6 +142,7 @@ MUTANTS = (
     Mutant("those-that-have-finished-may-come-back", 11, "engine/ending", "if not (p.word and p.word.finishes)}", "}", READY),
     Mutant("work-goes-when-the-last-peer-leaves", 5, "engine/ending", "alone = state.alone or state.roster.alone", "alone = state.alone", READY),
     Mutant("a-run-ends-once-only", 11, "training_run", "self.history.end = end\n", "pass\n", of("together/test_finish", "second_call")),
+    Mutant("an-end-without-agreement-is-not-told-again", 11, "training_run", "if self.history.end is not None:", "if self.history.end:", of("together/test_finish", "without_a_quorum")),
     Mutant("an-end-outlives-a-step", 11, "run_history", "        self.end = None\n        self.step += 1", "        self.step += 1", of("together/test_finish", "second_call")),
     Mutant("an-end-without-a-quorum-is-one", 11, "engine/ending", "return self.alone or not self.fresh", "return True", of("together/test_finish")),
     Mutant("a-learner-that-trains-has-left", 11, "status", "state.mode is not Mode.CLOSED:", "False:", of("together/test_finish")),

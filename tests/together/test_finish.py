@@ -191,6 +191,7 @@ def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
         assert (a.status().ended, b.status().ended) == ("left", "left")
         assert (first.unmerged_tokens, first.reason) == (6, TOO_FEW)
         assert same(before, parameters(a))
+        assert a.finish() == first
 
 
 def test_until_something_is_merged_the_global_weights_are_the_own_ones(

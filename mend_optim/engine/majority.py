@@ -71,15 +71,16 @@ class _Moves:
 
 
 @dataclass(slots=True)
-class _Apart:
-    """A voter with anchors that are less than this learner's, and that it never had."""
+class Apart:
+    """A peer with anchors that are none of this learner's."""
 
     since: float
-    #: The last one that it showed, and how many others before it.
+    #: The last that it showed, and how many others before.
     shown: object
     moves: int = 0
 
     def look(self, shown: object) -> None:
+        """The peer shows this."""
         if shown != self.shown:
             self.shown = shown
             self.moves += 1
@@ -94,7 +95,7 @@ class Majority:
         #: By fragment; `MODEL`: of any of them.
         self._moves: dict[int, _Moves] = {}
         #: By name of a voter and fragment.
-        self._apart: dict[tuple[str, int], _Apart] = {}
+        self._apart: dict[tuple[str, int], Apart] = {}
 
     def look(self, now: float) -> None:
         """Time passed, or an anchor may have moved."""
@@ -232,7 +233,7 @@ class Majority:
             if q == p and name not in apart:
                 del self._apart[name, q]
         for name, shown in apart.items():
-            self._apart.setdefault((name, p), _Apart(self._now, shown)).look(shown)
+            self._apart.setdefault((name, p), Apart(self._now, shown)).look(shown)
         since = self._now - self._patience_s(p)
         listed = ((name, self._apart[name, p]) for name in apart)
         return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}

@@ -7,14 +7,12 @@ of the two. No round fails then, so nothing else would tell the user."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.majority import models
-from mend_optim.engine.progress import Progress
+from mend_optim.engine.majority import GETS_ON, MODEL, Apart, models
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import Key
+from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat
 
 PARTED = (
@@ -23,14 +21,8 @@ PARTED = (
     "one, which is {}"
 )
 AGREED = "no learner trains another model than this one any more"
-
-
-class _Apart(NamedTuple):
-    """A peer that shows another model."""
-
-    since: float
-    #: The anchors that it showed first.
-    shown: tuple[Key, ...]
+#: A peer, and a fragment that it has otherwise; or `MODEL`.
+Place = tuple[PeerId, int]
 
 
 class OtherModels:
@@ -39,60 +31,65 @@ class OtherModels:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._own = b""
-        #: By name.
-        self._apart: dict[str, _Apart] = {}
+        self._apart: dict[Place, Apart] = {}
         #: Whether the user was told, and there is still such a peer.
         self._is_told = False
 
     def look(self, now: float) -> None:
         """At every beat: compare the models that the peers show with this learner's."""
-        if self._own != self.state.genesis:
-            self._own, self._apart = self.state.genesis, {}
-        others = [beat for beat in self.state.live_beats() if self._is_other(beat)]
-        self._apart = {b.peer.name: self._apart.get(b.peer.name, _seen(now, b)) for b in others}
-        since = now - self.state.policies.timing.round_timeout_s
-        lasting = [beat for beat in others if self._goes_on(beat, since)]
-        if lasting and not self._is_told:
-            self._tell(now, lasting)
-        if self._is_told and not others:
-            self.state.emit(Event("agreed", AGREED, lifts="parted"))
-        self._is_told = bool(lasting) or (self._is_told and bool(others))
-
-    def _is_other(self, beat: Beat) -> bool:
-        """Whether a peer trains another model. One that starts may be about to take ours."""
         state = self.state
-        if not (state.joined and beat.step and beat.genesis):
-            return False
-        if beat.genesis != state.genesis:
-            return True
-        pairs = zip(state.fragments, beat.reports, strict=False)
-        return any(_is_of_a_branch(fragment, report.key) for fragment, report in pairs)
+        if state.switch or not state.joined or self._own != state.genesis:
+            # It is about to take another model, or has just done so.
+            self._own, self._apart = state.genesis, {}
+        shown = dict(self._shown())
+        self._apart = {place: self._apart.get(place, Apart(now, it)) for place, it in shown.items()}
+        for place, it in shown.items():
+            self._apart[place].look(it)
+        lasting = self._lasting(now)
+        if lasting and not self._is_told:
+            self._tell(lasting)
+        if self._is_told and not shown:
+            state.emit(Event("agreed", AGREED, lifts="parted"))
+        self._is_told = bool(lasting) or (self._is_told and bool(shown))
 
-    def _goes_on(self, beat: Beat, since: float) -> bool:
-        """Whether a peer has been apart since then, and gets on. One that stands still is at rest,
-        or cut off, and takes ours."""
-        apart = self._apart[beat.peer.name]
-        return apart.since <= since and apart.shown != _shown(beat)
+    def _shown(self) -> Iterator[tuple[Place, object]]:
+        """What live peers show that is none of this learner's. A peer without a step may be about
+        to take ours."""
+        state = self.state
+        own = [fragment.lineage.key for fragment in state.fragments]
+        for beat in state.live_beats():
+            if beat.step and beat.genesis == state.genesis:
+                yield from self._branches(own, beat)
+            elif beat.step and beat.genesis:
+                # Digests alone: the tokens of a learner that is alone grow as it steps.
+                yield (beat.peer, MODEL), tuple(report.key.digest for report in beat.reports)
 
-    def _tell(self, now: float, lasting: Sequence[Beat]) -> None:
-        names = sorted(beat.peer.name for beat in lasting)
-        for_s = max(now - self._apart[name].since for name in names)
-        pairs = (models(self.state, beat) for beat in lasting)
-        is_greater = any(theirs > ours for theirs, ours in pairs)
+    def _branches(self, own: Sequence[Key], beat: Beat) -> Iterator[tuple[Place, object]]:
+        """Anchors of a lesser branch: this learner never had them. Greater ones may be about to
+        come."""
+        for p, (key, report) in enumerate(zip(own, beat.reports, strict=False)):
+            digest = report.key.digest
+            if report.key < key and not self.state.fragments[p].has_had(digest):
+                yield (beat.peer, p), digest
+
+    def _lasting(self, now: float) -> Mapping[PeerId, float]:
+        """The peers that have been apart for long, and get on, and for how long. One that stands
+        still is at rest, or cut off, and takes ours."""
+        patience_s = self.state.policies.timing.round_timeout_s
+        return {
+            peer: now - apart.since
+            for (peer, _), apart in self._apart.items()
+            if now - apart.since >= patience_s and apart.moves >= GETS_ON
+        }
+
+    def _tell(self, lasting: Mapping[PeerId, float]) -> None:
+        names = sorted(peer.name for peer in lasting)
+        for_s = max(lasting.values())
+        is_greater = self._is_any_greater(lasting.keys())
         lesser = "this learner's" if is_greater else "theirs"
         facts = {"peers": names, "for_s": for_s, "greater": is_greater}
         self.state.emit(Event("parted", PARTED.format(", ".join(names), for_s, lesser), facts))
 
-
-def _seen(now: float, beat: Beat) -> _Apart:
-    return _Apart(now, _shown(beat))
-
-
-def _shown(beat: Beat) -> tuple[Key, ...]:
-    return tuple(report.key for report in beat.reports)
-
-
-def _is_of_a_branch(fragment: Progress, key: Key) -> bool:
-    """Whether an anchor is of a lesser branch: this learner never had it. A greater one may be
-    about to come."""
-    return key < fragment.lineage.key and not fragment.has_had(key.digest)
+    def _is_any_greater(self, peers: Set[PeerId]) -> bool:
+        beats = (beat for beat in self.state.live_beats() if beat.peer in peers)
+        return any(theirs > ours for theirs, ours in (models(self.state, beat) for beat in beats))

@@ -40,6 +40,20 @@ PARTING_MUTANTS = (
         JOIN,
     ),
     mutant(
+        "a-newcomer-trains-first-weights-beside-a-trained-model",
+        JOINING,
+        " or _is_trained(beat) > _is_trained(first)",
+        "",
+        JOIN,
+    ),
+    mutant(
+        "a-newcomer-remembers-what-a-peer-showed-before-it-was-cut-off",
+        JOINING,
+        "if peer in here}",
+        "if True}",
+        JOIN,
+    ),
+    mutant(
         "a-newcomer-must-catch-up-with-what-nobody-has",
         JOINING,
         "self._is_outdone_by(beat) and self._is_outdone_by(first)",
@@ -53,42 +67,43 @@ PARTING_MUTANTS = (
         "self._is_complete(beats)",
         JOIN,
     ),
-    mutant("parted-at-once", OTHERS, "apart.since <= since and", "True and"),
-    mutant("parted-from-who-stands-still", OTHERS, " and apart.shown != _shown(beat)", ""),
+    mutant("parted-at-once", OTHERS, "if now - apart.since >= patience_s and ", "if "),
+    mutant("parted-from-who-stands-still", OTHERS, " and apart.moves >= GETS_ON", ""),
     mutant(
         "parted-is-told-at-every-beat", OTHERS, "if lasting and not self._is_told:", "if lasting:"
     ),
-    mutant("no-end-of-parted", OTHERS, "if self._is_told and not others:", "if False:"),
+    mutant("no-end-of-parted", OTHERS, "if self._is_told and not shown:", "if False:"),
     mutant(
-        "parted-is-told-once-for-all",
-        OTHERS,
-        " or (self._is_told and bool(others))",
-        " or self._is_told",
+        "parted-is-told-once-for-all", OTHERS, "(self._is_told and bool(shown))", "self._is_told"
     ),
     mutant(
-        "parted-from-who-starts",
-        OTHERS,
-        "(state.joined and beat.step and beat.genesis)",
-        "state.joined",
+        "parted-from-who-starts", OTHERS, "elif beat.step and beat.genesis:", "elif beat.genesis:"
+    ),
+    mutant("branches-are-one-model", OTHERS, "yield from self._branches(own, beat)", "pass"),
+    mutant(
+        "a-slow-peer-is-a-branch", OTHERS, " and not self.state.fragments[p].has_had(digest)", ""
+    ),
+    mutant("what-is-to-come-is-a-branch", OTHERS, "if report.key < key and not", "if not"),
+    mutant(
+        "a-model-that-was-taken-counts-for-the-next", OTHERS, " or self._own != state.genesis:", ":"
     ),
     mutant(
-        "branches-are-one-model",
+        "parted-from-a-model-on-its-way",
         OTHERS,
-        "        return any(_is_of_a_branch(",
-        "        return False and any(_is_of_a_branch(",
-    ),
-    mutant("a-slow-peer-is-a-branch", OTHERS, " and not fragment.has_had(key.digest)", ""),
-    mutant(
-        "what-is-to-come-is-a-branch",
-        OTHERS,
-        "return key < fragment.lineage.key and not",
-        "return not",
+        "if state.switch or not state.joined",
+        "if not state.joined",
     ),
     mutant(
-        "a-model-that-was-taken-counts-for-the-next",
+        "one-fragment-that-lags-parts",
         OTHERS,
-        "self._own, self._apart = self.state.genesis, {}",
-        "self._own = self.state.genesis",
+        "yield (beat.peer, p), digest",
+        "yield (beat.peer, p), beat.count",
+    ),
+    mutant(
+        "a-restart-gets-on",
+        OTHERS,
+        "yield (beat.peer, MODEL), tuple(",
+        "yield (beat.peer._replace(incarnation=0), MODEL), tuple(",
     ),
     mutant("the-lesser-model-is-always-theirs", OTHERS, "theirs > ours for", "False for"),
 )

@@ -71,6 +71,7 @@ from tests.support.learners import (
     weights,
 )
 from tests.support.two_steps import Mover
+from tests.unit.engine.test_majority import experienced
 from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_diagnosis import PLACES
 
@@ -301,16 +302,16 @@ def uneven() -> Said:
 
 def other_models(kind: str) -> Said:
     """Two learners, of a room of their own, train another model beside this one."""
-    engine = DrivenEngine()
-    looked = OtherModels(engine.engine.state)
-    for now, version in ((0.0, 1), (60.0, 2)):
-        there = Lineage(tokens=10, version=version, digest=b"there", genesis=b"another")
+    engine = experienced(PeerId("d", 1))
+    looked, began = OtherModels(engine.engine.state), engine.now
+    for turn in range(3):
+        there = Lineage(tokens=1, version=1, digest=b"%d" % turn, genesis=b"another")
         for peer in (B, C):
             engine.beat(peer, there, step=3, genesis=there.genesis)
-        looked.look(now)
+        looked.look(began + 30.0 * turn)
     for peer in (B, C):
-        engine.beat(peer, step=3)
-    looked.look(61.0)
+        engine.beat(peer, engine.lineage, step=3)
+    looked.look(began + 61.0)
     return engine.events(kind)
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mend_optim.engine.ledger import Event
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.engine.other_models import OtherModels
+from mend_optim.engine.state import Switch
+from mend_optim.protocol.lineage import STEPPED, Lineage, PeerId
 from mend_optim.protocol.timing import Timing
-from tests.support.engines import FOURTH, GENESIS, OTHER, PEER, THIRD, DrivenEngine
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    GENESIS,
+    OTHER,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    grown,
+)
 from tests.unit.engine.test_majority import advance_all, experienced
 
 PATIENCE_S = Timing().round_timeout_s
@@ -127,9 +140,47 @@ def test_one_that_has_not_trained_may_be_about_to_take_ours() -> None:
 
 
 def test_a_learner_that_takes_another_model_counts_anew() -> None:
-    engine = parted(PATIENCE_S - PAUSE_S, THIRD)
+    engine = parted(PATIENCE_S - PAUSE_S, THIRD, tokens=1)
     engine.engine.state.genesis = b"a third"
-    for seconds in range(4):
-        engine.beat(THIRD, theirs(10**6, seconds), step=3, genesis=OTHER)
+    for seconds in range(8):
+        engine.beat(THIRD, theirs(1, seconds), step=3, genesis=OTHER)
         engine.tick(1.0)
+    assert told(engine) == []
+
+
+def test_while_another_model_is_on_its_way_nothing_is_told() -> None:
+    """To restart then would throw the download away."""
+    engine = parted(PATIENCE_S - PAUSE_S, THIRD)
+    engine.engine.state.begin_switch(Switch(THIRD, OTHER, 1, STEPPED))
+    looked = OtherModels(engine.engine.state)
+    for turn in range(4):
+        engine.beat(THIRD, theirs(10**6, turn), step=3, genesis=OTHER)
+        looked.look(engine.now + turn * PATIENCE_S)
+    assert told(engine) == []
+
+
+def test_one_fragment_that_lags_parts_nobody() -> None:
+    """This learner took a later anchor whole, and never had that one. The peer gets on in the other
+    fragment."""
+    engine = DrivenEngine(fragments=2)
+    first, second = engine.engine.state.fragments
+    first.lineage = grown(BASE)
+    engine.beat(THIRD)  # else this learner would be alone
+    looked = OtherModels(engine.engine.state)
+    lagging = replace(BASE, digest=b"never had")
+    for turn in range(6):
+        now = engine.now + turn * PATIENCE_S
+        second.lineage = grown(second.lineage)
+        engine.beat(THIRD, lagging, second.lineage, step=3)
+        looked.look(now)
+    assert told(engine) == []
+
+
+def test_a_process_that_starts_anew_has_not_got_on() -> None:
+    engine = experienced(PEER)
+    looked = OtherModels(engine.engine.state)
+    for turn in range(6):
+        other = THIRD._replace(incarnation=turn // 2 + 1)
+        engine.beat(other, theirs(1, turn), step=3, genesis=OTHER)
+        looked.look(engine.now + turn * PATIENCE_S)
     assert told(engine) == []

@@ -137,7 +137,7 @@ class RankRun(TrainingRun):
         self._crew.agree(Word(call=call, step=self.history.step))
         result = self._meet(call, body)
         if self._has_ended:  # `close()` may lie behind, and the end of the process next
-            self._courier.rest(CLOSE_S)
+            self._courier.await_idle(CLOSE_S)
         return result
 
     def _meet(self, call: Call, body: Callable[[], T]) -> T | Any:
@@ -381,7 +381,7 @@ class RankRun(TrainingRun):
         its checkpoint after its `with` block."""
         self._meetings.close()
         if self._has_ended and not self.is_broken_off:
-            self._courier.rest(CLOSE_S)
+            self._courier.await_idle(CLOSE_S)
         else:
             self._leave()
         super().close()

@@ -135,7 +135,7 @@ class Settings:
         )
 
     def of_all_ranks(self, fragments: int) -> tuple[tuple[str, str], ...]:
-        """(argument, value) pairs that all ranks of this learner must have in common, whose model
+        """(argument, value) pairs that all ranks of this learner must have in common, if its model
         is in so many fragments. Only the lead needs credentials."""
         return tuple(pair for pair in self.divided(fragments).policy() if pair[0] != SIGNED)
 

@@ -212,7 +212,7 @@ class TrainingRun:
 
     def clear_gradients(self, *args: Any, **kwargs: Any) -> None:
         """`MendOptimizer.zero_grad`."""
-        self._count.clear(self.model.tensors)
+        self._count.before_clearing(self.model.tensors)
         self.inner.zero_grad(*args, **kwargs)
 
     # ── the learner ───────────────────────────────────────────────────────────────────────────────

@@ -30,6 +30,9 @@ from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Rumor
 
+#: For so many beats a learner that finishes waits for one that has left in mid-run.
+RETURN_BEATS = 2
+
 
 class Ended(NamedTuple):
     """The learners that end together: their tokens by name, and the digest of what they hold.
@@ -60,10 +63,6 @@ class Told(NamedTuple):
     anchors: bytes
 
 
-#: For so many beats a learner that finishes waits for one that has left in mid-run.
-RETURN_BEATS = 2
-
-
 class Ending:
     """Decides whether this learner is ready to end, and whether all are."""
 
@@ -76,9 +75,9 @@ class Ending:
         # By digest, all that this learner was ready for since it last stepped. A learner ends only
         # if all the others were ready for the same, so those that have left are in here, too.
         self._told: dict[bytes, Told] = {}
-        #: The peers that trained at the last review, and until when one that has left since may
-        #: come back.
+        # The peers that trained at the last review.
         self._training: set[PeerId] = set()
+        # Until then, one of them that has left may come back.
         self._returns_by = 0.0
 
     def trained_on(self) -> None:

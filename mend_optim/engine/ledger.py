@@ -143,8 +143,8 @@ class Event:
     quorum              here and needed: there are enough learners again
     uneven              peer, incarnation; theirs and own: tokens per step. A peer counts tokens in
                         another way than this learner.
-    parted              peers (names), for_s; greater: whether theirs is the greater model: they
-                        have trained another model for so long
+    parted              peers (names), for_s: they have trained another model for so long; greater:
+                        whether that is the greater one
     agreed              none: no peer trains another model any more
     unknown             none: moments are not averaged, because it is not known which they are, or
                         none has the name that you gave

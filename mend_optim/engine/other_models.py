@@ -42,9 +42,10 @@ class OtherModels:
             # It is about to take another model, or has just done so.
             self._own, self._apart = state.genesis, {}
         shown = dict(self._shown())
-        self._apart = {place: self._apart.get(place, Apart(now, it)) for place, it in shown.items()}
-        for place, it in shown.items():
-            self._apart[place].look(it)
+        before = self._apart
+        self._apart = {at: before.get(at, Apart(now, digest)) for at, digest in shown.items()}
+        for place, digest in shown.items():
+            self._apart[place].look(digest)
         lasting = self._lasting(now)
         if lasting and not self._is_told:
             self._tell(lasting)
@@ -53,8 +54,8 @@ class OtherModels:
         self._is_told = bool(lasting) or (self._is_told and bool(shown))
 
     def _shown(self) -> Iterator[tuple[Place, object]]:
-        """What live peers show that is none of this learner's. A peer without a step may be about
-        to take ours."""
+        """The digests of anchors, or of all in another model, that live peers show and that are
+        none of this learner's. A peer without a step may be about to take ours."""
         state = self.state
         own = [fragment.lineage.key for fragment in state.fragments]
         for beat in state.live_beats():

@@ -50,7 +50,7 @@ class TokenCount:
         self._used = True
         return counted or default
 
-    def clear(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+    def before_clearing(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
         """The gradients of these tensors are about to be cleared. They are looked at only where it
         matters that there are any."""
         if self._counts and not self._used:

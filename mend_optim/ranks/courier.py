@@ -46,8 +46,8 @@ class Errand:
         self._over.set()
         return self._fault
 
-    def rest(self, patience_s: float) -> None:
-        """Wait so long until it is over, in whatever way."""
+    def await_end(self, patience_s: float) -> None:
+        """Wait, at most so long, until it is done or has failed. Raises nothing."""
         self._over.wait(patience_s)
 
     def wait(self) -> None:
@@ -94,10 +94,11 @@ class Courier:
         """Wait until all is done. Raises the error that ended an errand."""
         self.waiting()()
 
-    def rest(self, patience_s: float) -> None:
-        """Wait so long until nothing is left to do: a script may exit next, as in `end`."""
+    def await_idle(self, patience_s: float) -> None:
+        """Wait, at most so long, until nothing is left to do. Raises nothing. As in `end`, a script
+        may exit next."""
         if self._last is not None:
-            self._last.rest(patience_s)
+            self._last.await_end(patience_s)
 
     def end(self, patience_s: float) -> None:
         """Do what was put, and then no more. Waits so long for the thread to end: a script may exit

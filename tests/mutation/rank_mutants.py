@@ -195,6 +195,14 @@ RANK_MUTANTS = (
         CREW,
     ),
     Mutant(
+        "a-courier-works-at-the-end-of-a-process",
+        8,
+        "rank_run",
+        "        if self._has_ended:  # `close()` may lie behind, and the end of the process next\n",
+        "        if False:\n",
+        of("unit/test_rank_meetings"),
+    ),
+    Mutant(
         "ranks-end-once-only",
         8,
         "rank_run",
@@ -219,9 +227,9 @@ RANK_MUTANTS = (
         MERGING,
     ),
     mutant(
-        "a-courier-at-rest-has-work",
+        "an-idle-courier-has-work",
         "courier",
-        "            self._last.rest(patience_s)\n",
+        "            self._last.await_end(patience_s)\n",
         "            pass\n",
         COURIER,
     ),

@@ -10,6 +10,7 @@ import pytest
 
 from mend_optim import MendError
 from mend_optim.rank_meetings import Meetings
+from mend_optim.rank_run import RankRun
 from mend_optim.ranks.words import Call
 
 
@@ -50,3 +51,24 @@ def test_the_lead_raises_its_own_exception_also_if_another_rank_has_failed(
         beside_a_fault().hold((Call.FINISH, 3), body, lambda: None)
     told = "rank 1 of this learner failed" if kind is MendError else str(error)
     assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_after_the_end_a_call_leaves_its_courier_idle(has_ended: bool) -> None:
+    """The script may exit next, and a thread that Python stops inside of torch ends the process
+    with SIGABRT."""
+    waited: list[float] = []
+    anything: Any = SimpleNamespace(
+        telling_of_faults=lambda *at: nullcontext(),
+        agree=lambda word: None,
+        posted=lambda: None,
+        check=lambda: None,
+        hold=lambda at, body, learner: body(),
+        await_idle=waited.append,
+        step=3,
+    )
+    run = object.__new__(RankRun)
+    run.model = run.history = run._crew = run._meetings = run._courier = anything
+    run._has_ended = has_ended
+    assert run._together(Call.STATE_DICT, lambda: "saved") == "saved"
+    assert len(waited) == has_ended

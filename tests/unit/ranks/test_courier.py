@@ -31,22 +31,22 @@ def test_errands_are_done_in_their_order_and_nobody_waits_unasked() -> None:
     courier.end(PATIENCE_S)
 
 
-def test_a_courier_at_rest_has_done_all_and_can_do_more() -> None:
+def test_an_idle_courier_has_done_all_and_can_do_more() -> None:
     courier = Courier()
-    courier.rest(PATIENCE_S)
+    courier.await_idle(PATIENCE_S)
     may_go, done = threading.Event(), list[int]()
 
     def work() -> None:
         may_go.wait(PATIENCE_S)
         done.append(1)
-        raise ArithmeticError("not raised by rest()")
+        raise ArithmeticError("not raised by await_idle()")
 
     courier.put(lambda: done.append(0))
     courier.put(work)
-    courier.rest(0)
+    courier.await_idle(0)
     assert 1 not in done
     may_go.set()
-    courier.rest(PATIENCE_S)
+    courier.await_idle(PATIENCE_S)
     assert done == [0, 1]
     courier.end(PATIENCE_S)
 

@@ -1,4 +1,5 @@
-"""The longest gap between two steps of a learner while a hostile peer attacks it.
+"""What a hostile peer costs a learner: the longest gap between two of its steps, and the rounds
+that it loses.
 
 The attacks are those of `tests/hostile`, one after the other, on the learner "a" of two real ones.
 Each is made several times. Before it, the same learner takes as many steps in peace, and the gaps
@@ -8,7 +9,10 @@ it runs on it, too.
 
 A gap "with a core" is one without the time in which the training thread was ready to run and other
 threads had all cores, as Linux counts it. Waiting for a lock, or for Python's, stays in it, even
-where the thread that holds the lock has no core."""
+where the thread that holds the lock has no core.
+
+The rounds that an attack costs are those that the learner would have adopted in as many steps in
+peace, less those that it adopted."""
 
 from __future__ import annotations
 
@@ -29,15 +33,18 @@ if TYPE_CHECKING:
 PAIRS = 5
 #: The budget of the audit for the longest gap.
 BUDGET_MS = 50
+#: The budget of the audit for the rounds that are lost.
+BUDGET_ROUNDS = 1
 #: The steps in peace before an attack that was not made yet.
 FIRST_STEPS = 100
 
 
 class Span(NamedTuple):
-    """The longest gaps of both learners in the same span."""
+    """The longest gaps of both learners in the same span, and how many anchors "a" adopted."""
 
     a: Longest
     b: Longest
+    rounds: int
 
 
 class Pair(NamedTuple):
@@ -45,6 +52,13 @@ class Pair(NamedTuple):
 
     peace: Span
     attack: Span
+
+    @property
+    def rounds_lost(self) -> float:
+        """The rounds that "a" would have adopted in peace, and did not. Below 0, it adopted more of
+        them than in peace."""
+        usual = self.peace.rounds / self.peace.a.steps
+        return usual * self.attack.a.steps - self.attack.rounds
 
 
 GAPS: dict[str, Callable[[Span], float]] = {
@@ -121,17 +135,20 @@ def reason_of(fault: BaseException) -> str:
 
 def _span(ground: Ground, happens: Callable[[], None]) -> Span:
     _take(ground)
+    before = len(ground.a.rounds)
     happens()
-    return _take(ground)
+    a, b = _take(ground)
+    return Span(a, b, len(ground.a.rounds) - before)
 
 
-def _take(ground: Ground) -> Span:
-    """The longest gaps since the last call."""
-    return Span(*(Longest(**learner.ask("gaps", "gaps")) for learner in (ground.a, ground.b)))
+def _take(ground: Ground) -> tuple[Longest, Longest]:
+    """The longest gaps of both since the last call."""
+    a, b = (Longest(**learner.ask("gaps", "gaps")) for learner in (ground.a, ground.b))
+    return a, b
 
 
 def rows(measured: Mapping[str, list[Pair]]) -> Iterator[Result]:
-    """Four rows for each attack, and for all of them."""
+    """Five rows for each attack, and for all of them."""
     every = [pair for pairs in measured.values() for pair in pairs]
     for name, pairs in {**measured, "all attacks": every}.items():
         steps = sorted(pair.attack.a.steps for pair in pairs)
@@ -139,6 +156,9 @@ def rows(measured: Mapping[str, list[Pair]]) -> Iterator[Result]:
         with_core = [1e3 * pair.attack.a.gap_with_core_s for pair in pairs]
         what = f"{name}: longest gap with a core"
         yield plain("hostile", what, "ms", with_core, notes, goal=f"<= {BUDGET_MS}")
+        lost = [pair.rounds_lost for pair in pairs]
+        what = f"{name}: rounds lost"
+        yield plain("hostile", what, "rounds", lost, notes, goal=f"<= {BUDGET_ROUNDS}")
         for gaps, of_whom in GAPS.items():
             attacked = [1e3 * of_whom(pair.attack) for pair in pairs]
             peace = [1e3 * of_whom(pair.peace) for pair in pairs]

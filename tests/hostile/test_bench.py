@@ -37,7 +37,7 @@ def test_each_span_in_peace_is_as_long_as_the_attack_before_it(ground: Ground) -
     first, second = measured.pop(name)
     assert not measured
     assert second.peace.a.steps >= first.attack.a.steps >= STEPS
-    assert all(span.b.steps for pair in (first, second) for span in pair)
+    assert all(span.b.steps and span.rounds for pair in (first, second) for span in pair)
 
 
 def fails_without_words(ground: object) -> None:
@@ -70,8 +70,11 @@ def test_an_attack_that_is_not_held_is_named_with_the_reason(
     assert said in line
 
 
-def span(a_ms: float, a_with_core_ms: float, b_with_core_ms: float) -> Span:
-    return Span(Longest(9, a_ms / 1e3, a_with_core_ms / 1e3), Longest(9, 1.0, b_with_core_ms / 1e3))
+def span(
+    a_ms: float, a_with_core_ms: float, b_with_core_ms: float, steps: int = 9, rounds: int = 3
+) -> Span:
+    a = Longest(steps, a_ms / 1e3, a_with_core_ms / 1e3)
+    return Span(a, Longest(steps, 1.0, b_with_core_ms / 1e3), rounds)
 
 
 def test_gaps_are_shown_beside_those_in_peace() -> None:
@@ -82,8 +85,21 @@ def test_gaps_are_shown_beside_those_in_peace() -> None:
     found = [row for row in rows({"x": pairs}) if row.what.startswith("x:")]
     assert [(row.value, row.ratio and round(row.ratio, 9)) for row in found] == [
         (pytest.approx(50), None),
+        (pytest.approx(0), None),
         (pytest.approx(50), 5),
         (pytest.approx(90), 4.5),
         (pytest.approx(10), 2),
     ]
-    assert [row.met for row in found] == [True, None, None, None]
+    assert [row.met for row in found] == [True, True, None, None, None]
+
+
+def test_rounds_are_lost_that_as_many_steps_in_peace_would_have_had() -> None:
+    peace = span(20, 10, 5, steps=100, rounds=10)
+    pairs = [
+        Pair(peace, attack=span(20, 10, 5, steps=200, rounds=17)),
+        Pair(peace, attack=span(20, 10, 5, steps=50, rounds=3)),
+        Pair(peace, attack=span(20, 10, 5, steps=50, rounds=6)),
+    ]
+    assert [pair.rounds_lost for pair in pairs] == [3, 2, -1]
+    (row,) = [row for row in rows({"x": pairs}) if row.what == "x: rounds lost"]
+    assert (row.value, row.min, row.max, row.met) == (2, -1, 3, False)

@@ -36,7 +36,7 @@ from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
 from mend_optim.sole_trainer import refuse_second
 from mend_optim.status import Status, status_alone
-from mend_optim.training_run import Begun, TrainingRun
+from mend_optim.training_run import Begun, TrainingRun, refuse_called_back
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 
@@ -128,9 +128,11 @@ class RankRun(TrainingRun):
         Returns what `body` does on the lead, and on other ranks what JSON makes of it.
 
         Raises:
-            UsageError: the ranks are in different calls, or `body` raises it.
+            UsageError: the ranks are in different calls, or `body` raises it. It is called in
+                `on_event`, beside training, where the other ranks don't come.
             MendError: a rank failed or is lost.
         """
+        refuse_called_back(self.learner, call.name.lower())
         with self._crew.telling_of_faults(call, self.history.step):
             self.model.check()
         self._listen()
@@ -347,11 +349,9 @@ class RankRun(TrainingRun):
         loaded: list[Loaded | None] = []
 
         def read() -> dict[str, Any]:
-            loaded.append(TrainingRun.read(self, state))
-            saved = loaded[0].saved if loaded[0] else None
-            if saved is None:
-                return {}
-            return {"step": saved.step, "tokens": saved.tokens, "rate": saved.rate}
+            loaded.append(found := TrainingRun.read(self, state))
+            told = ("step", "tokens", "rate")
+            return {name: getattr(found.saved, name) for name in told} if found else {}
 
         told = self._together(Call.LOAD_STATE_DICT, read)
         if self._crew.is_lead:

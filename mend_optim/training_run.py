@@ -337,8 +337,8 @@ class TrainingRun:
     def refuse_misplaced(self, call: str) -> None:
         """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
         this learner's own weights, in `on_event`, beside training, and in a CUDA graph."""
-        calls_back = self.learner is not None and self.learner.is_calling_back()
-        faults = {SWAPPED: self._is_swapped, CALLED_BACK: calls_back, CAPTURED: _is_capturing()}
+        refuse_called_back(self.learner, call)
+        faults = {SWAPPED: self._is_swapped, CAPTURED: _is_capturing()}
         if text := next((text for text, holds in faults.items() if holds), ""):
             raise UsageError(text.format(call=call))
 
@@ -435,6 +435,12 @@ class TrainingRun:
         self._starts_late = False
         if self.learner:
             self.learner.close()
+
+
+def refuse_called_back(learner: Learner | None, call: str) -> None:
+    """Raise `UsageError` in `on_event`, beside training."""
+    if learner is not None and learner.is_calling_back():
+        raise UsageError(CALLED_BACK.format(call=call))
 
 
 def _require_merged(loaded: Loaded) -> None:

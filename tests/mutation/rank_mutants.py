@@ -203,6 +203,14 @@ RANK_MUTANTS = (
         of("unit/test_rank_meetings"),
     ),
     Mutant(
+        "one-rank-makes-a-common-call-beside-training",
+        8,
+        "rank_run",
+        "        refuse_called_back(self.learner, call.name.lower())\n",
+        "",
+        MERGING,
+    ),
+    Mutant(
         "ranks-end-once-only",
         8,
         "rank_run",

@@ -25,7 +25,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from mend_optim import Adoption, LearnerState, MendError, MendOptimizer, MomentSchedule, UsageError
+from mend_optim import (
+    Adoption,
+    Event,
+    LearnerState,
+    MendError,
+    MendOptimizer,
+    MomentSchedule,
+    UsageError,
+)
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings
 from mend_optim.ranks.shards import Split
@@ -308,7 +316,20 @@ def weights(optimizer: Any) -> dict[str, list[float]]:
 
 def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Facts:
     """a and b train one model in lockstep, and end on it."""
-    divided, optimizer = player.learner(way, addresses, **{**LOCKSTEP, **options})
+    told: list[str] = []
+
+    def on_event(event: Event) -> None:
+        """The calls of all ranks, by one of them beside its training."""
+        if event.kind != "round" or told:
+            return
+        for call in (optimizer.state_dict, lambda: optimizer.load_state_dict({"mend": {}})):
+            try:
+                call()
+            except UsageError as error:
+                told.append(str(error))
+
+    options = {**LOCKSTEP, "on_event": on_event, **options}
+    divided, optimizer = player.learner(way, addresses, **options)
     met: list[int] = []
     hold = Meetings.hold
 
@@ -335,6 +356,7 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
         shown = weights(optimizer)
     return {
         "saves": bool(saved),
+        "told": told,
         "copies": len(twin.param_groups),
         "again": optimizer.finish() == finish,
         "shown": shown,

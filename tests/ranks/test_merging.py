@@ -82,6 +82,8 @@ def test_ranks_are_one_learner(pool: Pool, twins: list[Facts], way: str) -> None
     assert all(each["shown"] == each["ended"] for each in (first, second, b))
     assert [each["saves"] for each in (first, second, b)] == [True, False, True]
     assert all(each["again"] and each["copies"] for each in (first, second, b))
+    refused = [text.split("()")[0] for text in first["told"]]
+    assert refused == ["state_dict", "load_state_dict"], first["told"]
     assert [rank["step"] for rank in (first, second)] == [STEPS, STEPS]
     assert [rank["tokens"] for rank in (first, second)] == [BATCH * STEPS, BATCH * STEPS]
     # The ranks meet where something is due, and go on from all other steps without a wait.

@@ -69,6 +69,6 @@ def test_after_the_end_a_call_leaves_its_courier_idle(has_ended: bool) -> None:
     )
     run = object.__new__(RankRun)
     run.model = run.history = run._crew = run._meetings = run._courier = anything
-    run._has_ended = has_ended
+    run._has_ended, run.learner = has_ended, None
     assert run._together(Call.STATE_DICT, lambda: "saved") == "saved"
     assert len(waited) == has_ended

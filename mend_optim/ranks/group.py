@@ -4,16 +4,17 @@ any.
 `say` and `tell` are all-gathers of small words, `transfer` is an all-to-all of tensors. They run on
 gloo groups of this library's own, on tensors of the host: the user's groups have their own order of
 collectives, and their own timeouts. One group is the training threads', for words. The other one is
-the couriers', for tensors and for what is told of them (`tell_along`). Ranks that are all on one
-host say their words on a board in shared memory instead."""
+the couriers', for tensors and for what is told of them (`tell_along`). Learners of the same ranks
+that come one after another have the same two groups (`pairs.py`). Ranks that are all on one host
+say their words on a board in shared memory instead."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,10 @@ from torch.distributed import distributed_c10d
 
 from mend_optim.errors import MendError, UsageError
 from mend_optim.ranks.board import LETTER_BYTES, Board, shared_board
+from mend_optim.ranks.pairs import Pair, Pairs, Use
 from mend_optim.ranks.words import WIDTH, Table, Word, decode_word, encode_word
 
+T = TypeVar("T")
 #: So long the constructor waits for the other ranks', and then at most as long to connect to them.
 MEET_S = 60.0
 #: So long the collectives wait if torch does not tell for how long the user's do.
@@ -38,9 +41,10 @@ ABSENT = (
     "group must be ranks that all make their MendOptimizer, got none on rank {ranks} within "
     "{seconds:g} s; construct it on every rank, with the same arguments"
 )
-# By the ranks of a group, how many groups these have made. All of them make their groups in the
-# same order (R9), so the numbers agree; ranks of other groups may have made more.
-_made: Counter[tuple[int, ...]] = Counter()
+# By the ranks of a group, how often these have met, and the pairs that they have made. All of them
+# do so in the same order (R9), so the numbers agree; ranks of other groups may have met more often.
+_met: Counter[tuple[int, ...]] = Counter()
+_pairs: defaultdict[tuple[int, ...], Pairs] = defaultdict(Pairs)
 # Newer versions of torch warn of the older name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -105,10 +109,17 @@ class Group:
         self.rank = dist.get_rank(world)
         #: How many ranks there are.
         self.size = len(members)
-        _meet(members, self.rank, meet_s)
         timeout = _timeout_of(world)
-        self._words = _new_group(members, meet_s, timeout)
-        self._tensors = _new_group(members, meet_s, timeout)
+        self._use = Use()
+        pairs = _pairs[self.members]
+        number, free = _meet(members, self.rank, meet_s, pairs.free() if _can_change() else ())
+        if free:
+            number = min(free)
+        else:
+            pairs.add(number, Pair(*(_new_group(members, meet_s, timeout) for _ in range(2))))
+        self._words, self._tensors = pairs.lend(number, self, self._use)
+        _set_timeout(self._words, timeout)
+        _set_timeout(self._tensors, timeout)
         self._say = _quick_gather(self._words)
         # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
         # there are at one time.
@@ -128,11 +139,15 @@ class Group:
         """Say this rank's word, and go on. The word before the last must have been heard."""
         if self._board is not None:
             number = self._board.say(word)
-            return Pending(partial(self._board.hear, number), partial(self._board.unheard, number))
+            hear = partial(self._board.hear, number)
+            return Pending(partial(_watched, self._use, hear), partial(self._board.unheard, number))
         rows = self._rows[0]
         self._rows.reverse()
         rows.view_of_own[:] = encode_word(word)
-        return Pending(partial(_heard, _begun(self._say, rows.all, rows.own), rows))
+        with self._use.watching():
+            work = _begun(self._say, rows.all, rows.own)
+        self._use.said.append(work)
+        return Pending(partial(_watched, self._use, partial(_heard, work, rows)))
 
     def tell(self, data: bytes, nbytes: int) -> list[bytes]:
         """The bytes that every rank tells, at most `nbytes` bytes each; shorter ones end in zeros.
@@ -145,7 +160,8 @@ class Group:
             MendError: a rank is lost.
         """
         if self._board is not None and nbytes <= LETTER_BYTES:
-            letters = _begun(self._board.exchange, data)
+            with self._use.watching():
+                letters = _begun(self._board.exchange, data)
             return [letter.ljust(nbytes, b"\0") for letter in letters]
         return self._told(self._words, data, nbytes)
 
@@ -164,7 +180,8 @@ class Group:
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = torch.empty(self.size * nbytes, dtype=torch.uint8)
-        _finished(_begun(_gathered, rows, own, group))
+        with self._use.watching():
+            _finished(_begun(_gathered, rows, own, group))
         return [row.numpy().tobytes() for row in rows.view(self.size, nbytes)]
 
     def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
@@ -179,10 +196,18 @@ class Group:
         Raises:
             MendError: a rank is lost.
         """
-        _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))
+        with self._use.watching():
+            _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))
 
     def _all_to_all(self, taken: Tensor, given: Tensor, of: list[int], to: list[int]) -> Any:
         return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
+
+
+def _watched(
+    use: Use, hear: Callable[[Callable[[float], None]], T], meanwhile: Callable[[float], None]
+) -> T:
+    with use.watching():
+        return hear(meanwhile)
 
 
 def _heard(work: Any, rows: _Rows, meanwhile: Callable[[float], None]) -> list[list[int]]:
@@ -249,26 +274,45 @@ def _timeout_of(group: Any) -> timedelta | None:
 
 
 def _new_group(members: list[int], meet_s: float, timeout: timedelta | None) -> Any:
-    """A gloo group of these ranks, which waits as long as the user's. But nobody waits so long to
-    connect to a rank that has ended since it came. Other ranks of the world may not know of it."""
+    """A gloo group of these ranks. To connect, nobody waits for a rank that has ended since it came
+    as long as in the user's collectives. Other ranks of the world may not know of the group."""
     local = len(members) < dist.get_world_size()
     meet = min(timedelta(seconds=meet_s), timeout or WAIT)
-    can_change = hasattr(getattr(dist, "ProcessGroupGloo", None), "_set_default_timeout")
     make = partial(dist.new_group, backend="gloo", use_local_synchronization=local)
-    group = _begun(partial(make, members, timeout=meet if can_change else timeout))
-    if can_change:
+    return _begun(partial(make, members, timeout=meet if _can_change() else timeout))
+
+
+def _can_change() -> bool:
+    """Whether this version of torch can change for how long the collectives of a group wait."""
+    return hasattr(getattr(dist, "ProcessGroupGloo", None), "_set_default_timeout")
+
+
+def _set_timeout(group: Any, timeout: timedelta | None) -> None:
+    """Let the collectives of a group wait as long as the user's, if torch can change that."""
+    if _can_change():
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout or WAIT)
-    return group
 
 
-def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
-    """Wait until all ranks are here. `new_group` would wait half an hour, and name nobody."""
+def _meet(
+    members: Sequence[int], rank: int, meet_s: float, free: Collection[int] = ()
+) -> tuple[int, set[int]]:
+    """Wait until all ranks are here. `new_group` would wait half an hour, and name nobody.
+
+    Args:
+        members: the ranks of the world that meet.
+        rank: this process's number among them.
+        meet_s: how long to wait, in seconds.
+        free: the numbers of the pairs of groups that this rank does not use.
+
+    Returns:
+        The number of this meeting, and the pairs that no rank uses.
+    """
     store: Any = distributed_c10d._get_default_store()
-    number = _made[tuple(members)]
-    _made[tuple(members)] += 1
+    number = _met[tuple(members)]
+    _met[tuple(members)] += 1
     name = "mend_optim/" + "-".join(map(str, members))
     keys = [f"{name}/{number}/{member}" for member in members]
-    _begun(store.set, keys[rank], b"here")
+    _begun(store.set, keys[rank], ",".join(["here", *map(str, free)]).encode())
     try:
         store.wait(keys, timedelta(seconds=meet_s))
     except RuntimeError:
@@ -277,3 +321,5 @@ def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
         if absent:
             told = ABSENT.format(ranks=", ".join(absent), seconds=meet_s)
             raise UsageError(told) from None
+    told_free = [_begun(store.get, key).decode().split(",")[1:] for key in keys]
+    return number, set.intersection(*(set(map(int, numbers)) for numbers in told_free))

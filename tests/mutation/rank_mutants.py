@@ -13,6 +13,7 @@ CARRIER = of("unit/ranks/test_carrier")
 ARGUMENTS = of("unit/ranks/test_arguments")
 COPIES = of("unit/ranks/test_copies_check")
 GROUP = of("unit/ranks/test_group")
+PAIRS = of("unit/ranks/test_pairs")
 BOARD = of("unit/ranks/test_board")
 MERGING = of("ranks/test_merging", "one_learner")
 HELD = of("unit/engine/test_held")
@@ -201,6 +202,63 @@ RANK_MUTANTS = (
         "        if self._has_ended:  # `close()` may lie behind, and the end of the process next\n",
         "        if False:\n",
         of("unit/test_rank_meetings"),
+    ),
+    mutant(
+        "a-pair-in-which-a-collective-failed-is-free",
+        "pairs",
+        "            self._has_failed = True\n            raise",
+        "            raise",
+        PAIRS,
+    ),
+    mutant(
+        "a-pair-with-a-word-on-its-way-is-free",
+        "pairs",
+        "if not work.is_completed()",
+        "if False",
+        PAIRS,
+    ),
+    mutant(
+        "a-pair-whose-word-was-lost-is-free",
+        "pairs",
+        "    except RuntimeError:\n        return False",
+        "    except RuntimeError:\n        return True",
+        PAIRS,
+    ),
+    mutant("a-pair-is-free-while-it-is-used", "pairs", "        made.last = None\n", "", PAIRS),
+    mutant(
+        "no-pair-is-taken-over",
+        "pairs",
+        '        weakref.finalize(learner, setattr, made, "last", use)\n',
+        "",
+        PAIRS,
+    ),
+    mutant(
+        "pairs-outlive-their-world",
+        "pairs",
+        "self._groups = [weakref.ref(group) for group in pair]",
+        "self._groups = [lambda group=group: group for group in pair]",
+        GROUP,
+    ),
+    mutant(
+        "a-rank-takes-over-what-another-one-uses",
+        "group",
+        "set.intersection(*(",
+        "set.union(*(",
+        GROUP,
+    ),
+    mutant(
+        "a-pair-keeps-the-patience-of-the-one-before",
+        "group",
+        "        _set_timeout(self._tensors, timeout)\n",
+        "",
+        GROUP,
+    ),
+    mutant(
+        "a-failed-transfer-frees-the-pair",
+        "group",
+        "        with self._use.watching():\n            _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))",
+        "        _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))",
+        GROUP,
     ),
     Mutant(
         "one-rank-makes-a-common-call-beside-training",
@@ -765,7 +823,7 @@ RANK_MUTANTS = (
     mutant(
         "ranks-connect-for-half-an-hour",
         "group",
-        "timeout=meet if can_change else timeout",
+        "timeout=meet if _can_change() else timeout",
         "timeout=timeout",
         GROUP,
     ),

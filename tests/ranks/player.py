@@ -7,6 +7,7 @@ b. All make the same calls of `torch.distributed` in the same order."""
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ from mend_optim import (
 )
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings
+from mend_optim.ranks.group import _pairs
 from mend_optim.ranks.shards import Split
 from mend_optim.ranks.words import Call
 from mend_optim.runtime import held_copies
@@ -357,6 +359,7 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
     return {
         "saves": bool(saved),
         "told": told,
+        "pairs": sorted(_pairs[tuple(range(RANKS))]._made),
         "copies": len(twin.param_groups),
         "again": optimizer.finish() == finish,
         "shown": shown,
@@ -608,6 +611,7 @@ def main() -> None:
         said: Facts = {}
         if player.plays(told["way"]):
             said = SCENARIOS[told.pop("play")](player, **told)
+        gc.collect()
         print(json.dumps(said), flush=True)
 
 

@@ -90,6 +90,12 @@ def test_ranks_are_one_learner(pool: Pool, twins: list[Facts], way: str) -> None
     assert first["met"] == second["met"] == [*range(2, STEPS + 1, 2)]
 
 
+def test_one_learner_takes_over_the_groups_of_the_one_before(pool: Pool) -> None:
+    plays = [play(pool, "merge", "copied")[:2] for _ in range(2)]
+    made = [each["pairs"] for ranks in plays for each in ranks]
+    assert made == [made[0]] * 4
+
+
 def test_ranks_wait_for_anchors_that_are_due_at_once(pool: Pool) -> None:
     a_twin, _, b_twin = play(pool, "merge", "whole", adopt_after=0)
     first, second, b = play(pool, "merge", "sharded", adopt_after=0)

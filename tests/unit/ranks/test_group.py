@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -37,10 +41,10 @@ def test_ranks_that_are_there_are_not_waited_for(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although one of them has met other ranks before."""
-    monkeypatch.setattr(group, "_made", Counter({(4, 5): 7}))
+    monkeypatch.setattr(group, "_met", Counter({(4, 5): 7}))
     with pytest.raises(UsageError, match="none on rank 0 within"):
         group._meet([4, 5], 1, meet_s=0.05)
-    monkeypatch.setattr(group, "_made", Counter({(4, 5): 7, (3, 4): 2}))
+    monkeypatch.setattr(group, "_met", Counter({(4, 5): 7, (3, 4): 2}))
     group._meet([4, 5], 0, meet_s=0.05)
     group._meet([4], 0, meet_s=0.05)
 
@@ -59,6 +63,10 @@ class LostStore:
 
     set = check = _call
 
+    def get(self, key: str) -> bytes:
+        self._call(key)
+        return b"here"
+
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         raise dist.DistStoreError("wait timeout")
 
@@ -73,8 +81,22 @@ def test_the_end_of_the_rank_that_keeps_the_store_is_told(
 
 
 def test_ranks_that_come_at_the_last_moment_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(3))
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(5))
     group._meet([4, 5], 0, meet_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("free", "common"),
+    [([(3, 5, 12), (12, 3, 40)], {3, 12}), ([(3,), ()], set()), ([(), ()], set())],
+)
+def test_ranks_that_meet_know_which_pairs_none_of_them_uses(
+    free: list[tuple[int, ...]], common: set[int], store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_met", Counter({(7, 8): 9}))
+    with pytest.raises(UsageError, match="none on rank 1"):
+        group._meet([7, 8], 0, meet_s=0.05, free=free[0])
+    monkeypatch.setattr(group, "_met", Counter({(7, 8): 9}))
+    assert group._meet([7, 8], 1, meet_s=0.05, free=free[1]) == (9, common)
 
 
 def check_words(own: group.Group) -> None:
@@ -176,3 +198,71 @@ def test_the_groups_wait_as_long_as_the_users(
     finally:
         dist.destroy_process_group()
     assert group._timeout_of(object()) is None
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[None]:
+    """One rank."""
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def groups_there() -> int:
+    return len(distributed_c10d._world.pg_map)
+
+
+@pytest.mark.usefixtures("world")
+def test_learners_one_after_another_have_the_same_groups() -> None:
+    first = group.Group()
+    check_words(first)
+    check_letters(first)
+    own, there = (first._words, first._tensors), groups_there()
+    first._board = None  # the words of ranks on several hosts
+    last = first.say(Word(call=Call.CLOSE, step=9))
+    del first
+    last.wait()
+    gc.collect()
+    short = dist.new_group([0], timeout=timedelta(seconds=9))
+    second = group.Group(short)
+    assert (second._words, second._tensors) == own
+    assert [group._timeout_of(each) for each in own] == [timedelta(seconds=9)] * 2
+    check_words(second)
+    check_letters(second)
+    assert groups_there() == there + 1  # the user's
+
+
+@pytest.mark.usefixtures("world")
+def test_learners_side_by_side_have_groups_of_their_own() -> None:
+    first, second = group.Group(), group.Group()
+    assert not {first._words, first._tensors} & {second._words, second._tensors}
+
+
+@pytest.mark.usefixtures("world")
+def test_nobody_takes_over_the_groups_of_a_learner_that_was_lost() -> None:
+    lost: Any = group.Group()
+    own = (lost._words, lost._tensors)
+    lost._all_to_all = lambda *_: Work(1, "reset")
+    with pytest.raises(MendError, match="another rank of this learner ended"):
+        lost.transfer(torch.zeros(1), [1], torch.zeros(1), [1])
+    del lost
+    gc.collect()
+    after = group.Group()
+    assert not {after._words, after._tensors} & set(own)
+
+
+def test_the_groups_end_with_their_world(tmp_path: Path) -> None:
+    """A later world has groups of its own."""
+    for turn in range(2):
+        store = f"file://{tmp_path / str(turn)}"
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        try:
+            own = group.Group()
+            check_words(own)
+        finally:
+            dist.destroy_process_group()
+        ends = [weakref.ref(each) for each in (own._words, own._tensors)]
+        del own
+        gc.collect()
+        assert [end() for end in ends] == [None, None]

@@ -234,7 +234,8 @@ def checked(
     dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=RANKS)
     new_group = dist.new_group
     monkeypatch.setattr(group, "_new_group", lambda members, *_: new_group(members, backend="fake"))
-    monkeypatch.setattr(group, "_meet", lambda *_: None)
+    monkeypatch.setattr(group, "_meet", lambda *_: (0, set()))
+    monkeypatch.setattr(group, "_can_change", lambda: False)
     # The fake backend lets each rank receive what it gives itself, which may be less.
     for name in ("alltoall_base", "all_to_all_single"):  # the older name, and the newer one
         monkeypatch.setattr(dist.ProcessGroup, name, MagicMock(), raising=False)

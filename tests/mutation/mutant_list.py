@@ -64,6 +64,7 @@ VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_ra
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 FORKS = of("together/test_forks")
 SIZES, GUARDED = of("unit/worker/test_offer_sizes"), of("unit/worker/test_guarded_rounds")
+PROCESSORS = of("system/test_processors")
 HEALING, RUINED = of("unit/engine/test_healing"), of("unit/model/test_ruined_state")
 BLAME = of("unit/worker/test_blame")
 OWN = of("contract/test_own_methods together/test_own_methods unit/model/test_unseen_moves")
@@ -1546,4 +1547,10 @@ MUTANTS = (
            "            pending.forgotten(now)\n", "            pass\n", HEALING),
     Mutant("seals-do-not-say-what-was-refused", 7, "engine/sealer",
            "outsized={i: found for i, found in outsized.items() if found},", "outsized={},", HEALING),
+    # Fused multiply-adds round once where these round twice, and only some processors have them.
+    Mutant("an-outer-step-depends-on-the-processor", 1, "worker/outer",
+           "momentum = velocity[block].mul_(step.momentum).add_(update)",
+           "momentum = torch.add(update, velocity[block], alpha=step.momentum, out=velocity[block])", PROCESSORS),
+    Mutant("a-merge-of-relayed-packets-depends-on-the-processor", 1, "worker/merge",
+           "out.add_(torch.mul(delta, weight, out=scratch[: out.numel()]))", "out.add_(delta, alpha=weight)", PROCESSORS),
 )  # fmt: skip

@@ -313,10 +313,10 @@ class MendOptimizer(ReportingFace):
 
         The first step with peers waits until this learner has joined, at most
         `timing.join_timeout_s` if nobody is found. If the learner takes over a running cluster's
-        weights, it drops the gradients of its old ones: that call trains nothing and counts
-        nothing. A step with `lr=0` and no gradients, which torch.distributed.checkpoint takes to
-        make an optimizer's first state, counts nothing either, nor does a step that a fused
-        optimizer skips for an overflow that a `GradScaler` found.
+        weights, it drops the gradients of its old ones: that call trains nothing, counts nothing,
+        and calls a closure only for its loss. A step with `lr=0` and no gradients, which
+        torch.distributed.checkpoint takes to make an optimizer's first state, counts nothing
+        either, nor does one that a fused optimizer skips for an overflow that a `GradScaler` found.
 
         Args:
             closure: computes the loss again, as for any torch optimizer.

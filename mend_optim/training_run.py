@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mend_optim.engine.ledger import Event
 from mend_optim.environment import note_joined
@@ -145,8 +147,8 @@ class TrainingRun:
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
         begun = self.begin_step()
-        computes = bool(args or kwargs.get("closure"))  # a closure computes new gradients
-        loss = None if begun.stale and not computes else self.inner.step(*args, **kwargs)
+        step = partial(_only_loss, self.inner) if begun.stale else self.inner.step
+        loss = step(*args, **kwargs)
         self.end_step(begun)
         return loss
 
@@ -441,6 +443,19 @@ def refuse_called_back(learner: Learner | None, call: str) -> None:
     """Raise `UsageError` in `on_event`, beside training."""
     if learner is not None and learner.is_calling_back():
         raise UsageError(CALLED_BACK.format(call=call))
+
+
+def _only_loss(inner: Optimizer, closure: Any = None, *_: Any, **__: Any) -> Any:
+    """What a step returns that trains nothing, because the cluster's weights have just replaced
+    those of its gradients. Scripts want the loss, and Lightning that its closure is called.
+
+    Not even a step with a closure is taken: SAM also needs the gradients from before it."""
+    if not callable(closure):
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    inner.zero_grad()
+    return loss
 
 
 def _require_merged(loaded: Loaded) -> None:

@@ -34,6 +34,7 @@ from tests.support.learners import (
     together,
     weights,
 )
+from tests.support.two_steps import SAM
 
 
 def anchor(optimizer: MendOptimizer) -> list[Tensor]:
@@ -275,6 +276,46 @@ def test_closures_with_peers() -> None:
         assert same(*map(parameters, optimizers))
         assert 1.0 < read(optimizers[0])[0] < 3.0
     assert [first for first, *_ in losses] == [3.0, 27.0]
+
+
+NEWCOMERS: dict[str, Callable[[], Optimizer]] = {
+    "SAM": lambda: SAM(weights(8.0), lr=1.0),
+    "LBFGS": lambda: LBFGS(weights(8.0), max_iter=2),
+}
+
+
+@pytest.mark.parametrize("kind", NEWCOMERS)
+def test_a_step_that_takes_others_weights_calls_its_closure_only_for_the_loss(kind: str) -> None:
+    """SAM needs the gradients that were there before the call, and those are of weights that are
+    gone."""
+    inner = NEWCOMERS[kind]()
+    (parameter,) = inner.param_groups[0]["params"]
+    calls, joined = [], threading.Event()
+
+    def closure() -> Tensor:
+        calls.append(1)
+        loss: Tensor = (parameter**2).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with cluster(descent(2.0, lr=0.0), inner, started=False) as (old, new):
+        step(old, 1.0)
+
+        def step_on() -> None:
+            while not joined.is_set():
+                step(old, 1.0)
+
+        def join() -> float:
+            closure()
+            try:
+                return float(new.step(closure).detach())
+            finally:
+                joined.set()
+
+        _, loss = together(step_on, join)
+        assert (loss, len(calls)) == (12.0, 2)
+        assert (read(new), parameter.grad) == ([2.0], None)
+        assert (new.status().step, new.status().tokens) == (0, 0)
 
 
 def test_sparse_gradients() -> None:

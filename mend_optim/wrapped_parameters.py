@@ -18,7 +18,8 @@ from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
-from mend_optim.protocol.handshake import name_order
+from mend_optim.model.saved_order import OTHER_ORDER, keeps_order, told_names
+from mend_optim.protocol.handshake import name_order, plain_name
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
 
@@ -240,8 +241,7 @@ class WrappedParameters:
         """
         try:
             layout = self.layout_if_any()
-            saved = from_state(state, layout)
-            return Loaded(saved, layout, self.wrapped_groups, self.count, self.by_name)
+            return self._read(state, layout, self.wrapped_groups, self.count, self.by_name)
         except OtherModelError as error:
             refused = error
         wrapped_groups = [*range(len(self.inner.param_groups) - 1, 0, -1), self.wrapped_groups]
@@ -250,8 +250,30 @@ class WrappedParameters:
             for count in self._counts(state, wrapped):
                 with suppress(UsageError):
                     layout = self.build(wrapped, by_name, count)
-                    return Loaded(from_state(state, layout), layout, wrapped, count, by_name)
+                    return self._read(state, layout, wrapped, count, by_name)
         raise refused
+
+    def _read(
+        self,
+        state: object,
+        layout: Layout | None,
+        wrapped: int,
+        count: FragmentCount,
+        by_name: bool,
+    ) -> Loaded:
+        """Read a checkpoint in just this way. Raises `OtherModelError` also where only the order is
+        another one: equal shapes would hide that, and tensors would take one another's values."""
+        saved = from_state(state, layout)
+        if layout and saved.fragments:
+            told = told_names(state)
+            groups = self.named_groups()[:wrapped]
+            listed = [plain_name(name) for group in groups for name, _ in group]
+            keeps = keeps_order(told, layout.names[: len(told)], listed)
+            if keeps is None:
+                keeps = belong_to(saved.weights, layout, self.mergeable())
+            if not keeps:
+                raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
+        return Loaded(saved, layout, wrapped, count, by_name)
 
     def _counts(self, state: object, wrapped: int) -> Iterator[FragmentCount]:
         """The numbers of fragments that a checkpoint may have, if so many groups were wrapped."""
@@ -271,6 +293,8 @@ class WrappedParameters:
         for group, own in zip(self.inner.param_groups, names, strict=False):  # it may add some
             if own is not None and self.laid_out:
                 group["param_names"] = own
+            elif self.laid_out:
+                group.pop("param_names", None)
 
     def follow(self, loaded: Loaded) -> bool:
         """Group, order and divide the tensors as a checkpoint has them. Returns whether it had them

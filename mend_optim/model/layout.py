@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from mend_optim.errors import UsageError, require
-from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER
+from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, plain_name
 from mend_optim.protocol.lineage import content_digest
 
 
@@ -138,7 +138,7 @@ class Layout:
                     "persistent=False"
                 )
         #: Without the part that `torch.compile` adds.
-        self.names = tuple(name.replace("_orig_mod.", "") for name in names)
+        self.names = tuple(map(plain_name, names))
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
         #: Parameter indices of each added group.

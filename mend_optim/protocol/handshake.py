@@ -41,13 +41,23 @@ PARAMETER = "parameter "
 BUFFER = "buffer "
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without the part that `torch.compile` adds."""
+    return name.replace("_orig_mod.", "")
+
+
+def are_positions(names: Sequence[str]) -> bool:
+    """Whether these parameters have no names, so that positions stand for them."""
+    return any(map(str.isdecimal, names))
+
+
 def name_order(names: Sequence[str]) -> list[int]:
     """The order in which all learners have the parameters of these names, as indices into `names`:
     by name, so that each process may list them in its own order, as pipeline stages do.
 
     Positions, and names that occur twice, stay as they are listed."""
-    known = [name.replace("_orig_mod.", "") for name in names]
-    if len(set(known)) < len(known) or any(map(str.isdecimal, known)):
+    known = list(map(plain_name, names))
+    if len(set(known)) < len(known) or are_positions(known):
         return list(range(len(known)))
     return sorted(range(len(known)), key=known.__getitem__)
 
@@ -131,8 +141,9 @@ def model_difference(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
 ) -> str | None:
     """Compare two models. Parameters correspond by their order, as in torch's own checkpoints;
-    their names may differ, because not every optimizer is given names. So do buffers; how many
-    there are is compared elsewhere.
+    their names may differ, because not every optimizer is given names. But the same names are in
+    the same order: equal shapes must not hide another one. Buffers correspond alike; how many there
+    are is compared elsewhere.
 
     Returns:
         "field: here …, there …" for the first field that differs; None if they agree.
@@ -144,9 +155,21 @@ def model_difference(
                 if kind != kind_there:
                     field = name if name == other else f"{name}, there {other}"
                     return f"{field}: here {kind}, there {kind_there}"
+    if moved := _moved(*([name for name, _ in _listed(m, PARAMETER)] for m in (mine, theirs))):
+        return moved
     models = (mine, theirs)
     rest = [tuple(f for f in model if not f[0].startswith((PARAMETER, BUFFER))) for model in models]
     return first_difference(*rest)
+
+
+def _moved(here: Sequence[str], there: Sequence[str]) -> str:
+    """The first parameter that has another place there, if the names are the same; else ""."""
+    if sorted(here) != sorted(there):
+        return ""
+    for place, (name, other) in enumerate(zip(here, there, strict=True), 1):
+        if name != other:
+            return f"{name}: here number {place}, there number {there.index(name) + 1}"
+    return ""
 
 
 def _listed(model: tuple[tuple[str, str], ...], prefix: str) -> list[tuple[str, str]]:

@@ -31,3 +31,27 @@ def test_another_version_of_the_protocol_is_refused_before_all_else(version: int
     """It may mean something else by every other field, and by a refusal."""
     other = replace(THEIRS, protocol=version, policy=(("sync_every", "30"),), refusal="no")
     assert refusal(MINE, other).startswith(f"protocol version: here {PROTOCOL}, there {version};")
+
+
+def model(*names: str) -> Hello:
+    """A learner whose parameters have these names, and one shape."""
+    count = ("number of parameters", str(len(names)))
+    return replace(MINE, model=(count, *((f"parameter {name}", "[3]") for name in names)))
+
+
+@pytest.mark.parametrize("theirs", [("a", "b", "c"), ("0", "1", "2"), ("a", "x", "c")])
+def test_other_names_of_equal_shapes_may_be_those_of_the_same_parameters(
+    theirs: tuple[str, ...],
+) -> None:
+    assert refusal(model("a", "b", "c"), replace(model(*theirs), peer=THEIRS.peer)) == ""
+
+
+def test_the_same_names_in_another_order_are_refused() -> None:
+    other = replace(model("a", "c", "b"), peer=THEIRS.peer)
+    reason = refusal(model("a", "b", "c"), other)
+    assert reason == "parameter b: here number 2, there number 3; build the same model on both"
+
+
+def test_more_of_the_same_names_are_refused_for_their_number() -> None:
+    other = replace(model("a", "a", "b"), peer=THEIRS.peer)
+    assert refusal(model("a", "b"), other).startswith("number of parameters: here 2, there 3;")

@@ -184,7 +184,9 @@ class WrappedParameters:
         # Those without a shape are refused by the layout.
         sizes = [0 if is_shapeless(tensor) else tensor.numel() for tensor in tensors[:kept]]
         fragments = (count or self.count).of(sizes)
-        return Layout(names, tensors, fragments, added, buffers=self.buffers.named())
+        as_listed = names == [name for group in groups for name, _ in group]
+        buffers = self.buffers.named()
+        return Layout(names, tensors, fragments, added, buffers=buffers, as_listed=as_listed)
 
     def named_groups(self) -> list[list[tuple[str, Tensor]]]:
         """The tensors that can be merged, by group, each one once; with their names, or else their

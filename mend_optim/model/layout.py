@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from mend_optim.errors import UsageError, require
-from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, plain_name
+from mend_optim.protocol.handshake import ADDED, BUFFER, BY_NAME, PARAMETER, plain_name
 from mend_optim.protocol.lineage import content_digest
 
 
@@ -95,6 +95,7 @@ class Layout:
         fragments: P, at most the number of tensors that were wrapped.
         added: the number of tensors in each group that was added after wrapping.
         buffers: the buffers, with their names.
+        as_listed: whether the parameters are in the order in which the optimizer lists them.
 
     Raises:
         UsageError: a parameter or a buffer cannot be merged.
@@ -108,6 +109,7 @@ class Layout:
         added: Sequence[int] = (),
         *,
         buffers: Sequence[tuple[str, Tensor]] = (),
+        as_listed: bool = True,
     ) -> None:
         wrapped = len(tensors) - sum(added)
         require(
@@ -139,6 +141,7 @@ class Layout:
                 )
         #: Without the part that `torch.compile` adds.
         self.names = tuple(map(plain_name, names))
+        self._as_listed = as_listed
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
         #: Parameter indices of each added group.
@@ -181,6 +184,7 @@ class Layout:
         return (
             ("number of parameters", str(wrapped)),
             *((f"{PARAMETER}{name}", kind) for name, kind in listed),
+            *(() if self._as_listed else (BY_NAME,)),
             *((f"{BUFFER}{name}", f"{shape} {dtype}") for name, shape, dtype in self.buffers),
             *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
         )

@@ -39,6 +39,8 @@ ADDED = "added group"
 PARAMETER = "parameter "
 #: The prefix of the names of model fields that describe buffers.
 BUFFER = "buffer "
+#: The model field of a learner that does not have its parameters as its optimizer lists them.
+BY_NAME = ("order of parameters", "by name")
 
 
 def plain_name(name: str) -> str:
@@ -158,7 +160,8 @@ def model_difference(
     if moved := _moved(*([name for name, _ in _listed(m, PARAMETER)] for m in (mine, theirs))):
         return moved
     models = (mine, theirs)
-    rest = [tuple(f for f in model if not f[0].startswith((PARAMETER, BUFFER))) for model in models]
+    known = (PARAMETER, BUFFER, BY_NAME[0])
+    rest = [tuple(f for f in model if not f[0].startswith(known)) for model in models]
     return first_difference(*rest)
 
 
@@ -170,6 +173,22 @@ def _moved(here: Sequence[str], there: Sequence[str]) -> str:
         if name != other:
             return f"{name}: here number {place}, there number {there.index(name) + 1}"
     return ""
+
+
+def _order_difference(
+    mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
+) -> str:
+    """One learner has no names for its parameters, and the other has ordered its own by theirs: the
+    orders differ if they build the same model. Else ""."""
+    unnamed = [
+        are_positions([name.removeprefix(PARAMETER) for name, _ in _listed(m, PARAMETER)])
+        for m in (mine, theirs)
+    ]
+    ordered = [BY_NAME in model for model in (mine, theirs)]
+    if not ((unnamed[0] and ordered[1]) or (unnamed[1] and ordered[0])):
+        return ""
+    here, there = ("by name" if each else "as listed" for each in ordered)
+    return f"{BY_NAME[0]}: here {here}, there {there}"
 
 
 def _listed(model: tuple[tuple[str, str], ...], prefix: str) -> list[tuple[str, str]]:
@@ -196,6 +215,8 @@ def refusal(mine: Hello, theirs: Hello) -> str:
     difference = model_difference(*models)
     if difference:
         return f"{difference}; build the same model on both"
+    if order := _order_difference(mine.model, theirs.model):
+        return f"{order}; give named_parameters() to the optimizers of both, or of none"
     difference = first_difference(_asked(mine, theirs), _asked(theirs, mine))
     if difference:
         return f"{difference}; pass the same {difference.partition(':')[0]} to both"

@@ -52,4 +52,25 @@ ORDER_MUTANTS = (
         "                pass\n",
         ORDER,
     ),
+    mutant(
+        "an-order-by-name-is-not-told",
+        "wrapped_parameters",
+        "as_listed=as_listed)",
+        "as_listed=True)",
+        ORDER,
+    ),
+    mutant(
+        "who-has-no-names-meets-an-order-by-name",
+        SHAKE,
+        "    if order := _order_difference(mine.model, theirs.model):",
+        '    if order := "":',
+        HELLO,
+    ),
+    mutant(
+        "every-order-by-name-is-another-one",
+        SHAKE,
+        "(unnamed[0] and ordered[1])",
+        "ordered[1]",
+        HELLO,
+    ),
 )

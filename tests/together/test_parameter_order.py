@@ -100,3 +100,21 @@ def test_a_learner_with_the_same_names_in_another_order_is_refused() -> None:
         texts = [event.text for event in watch.of("refused")]
         assert any("refused: parameter z: here number 1, there number 2;" in t for t in texts)
         assert not a.status().roster
+
+
+def test_a_learner_without_names_is_refused_by_one_that_is_ordered_by_names() -> None:
+    watch = Watch()
+    pair = inner(named=True), inner(named=False)
+    with cluster(*pair, started=False, each=[{"on_event": watch}, {}]) as (a, b):
+        together(a.join, b.join)
+        texts = [event.text for event in watch.of("refused")]
+        assert any("order of parameters: here by name, there as listed;" in t for t in texts)
+        assert not a.status().roster
+
+
+def test_names_in_the_order_of_the_list_meet_no_names() -> None:
+    tensors = weights(1.0, 5.0)
+    named = SGD(list(zip(sorted(NAMES), tensors, strict=True)), lr=1.0)
+    with cluster(named, inner(named=False), **LOCKSTEP) as optimizers:
+        drive(optimizers, 2, lambda i, s: 0.25 + i)
+        assert read(optimizers[0]) == read(optimizers[1])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mend_optim.protocol.handshake import NO_VALUE, PROTOCOL, Hello, refusal
+from mend_optim.protocol.handshake import BY_NAME, NO_VALUE, PROTOCOL, Hello, refusal
 from mend_optim.protocol.lineage import PeerId
 
 MINE = Hello(peer=PeerId("a", 1), address="", model=(), policy=(("sync_every", "20"),))
@@ -55,3 +55,24 @@ def test_the_same_names_in_another_order_are_refused() -> None:
 def test_more_of_the_same_names_are_refused_for_their_number() -> None:
     other = replace(model("a", "a", "b"), peer=THEIRS.peer)
     assert refusal(model("a", "b"), other).startswith("number of parameters: here 2, there 3;")
+
+
+def ordered(hello: Hello) -> Hello:
+    """The same learner, if it has ordered its parameters by their names."""
+    return replace(hello, model=(*hello.model, BY_NAME))
+
+
+def test_an_order_by_name_is_not_that_of_a_learner_without_names() -> None:
+    unnamed = replace(model("0", "1"), peer=THEIRS.peer)
+    text = "order of parameters: here {}, there {}; give named_parameters() to the optimizers of {}"
+    both = "both, or of none"
+    sorted_here = refusal(ordered(model("a", "b")), unnamed)
+    assert sorted_here == text.format("by name", "as listed", both)
+    assert refusal(unnamed, ordered(model("a", "b"))) == text.format("as listed", "by name", both)
+
+
+@pytest.mark.parametrize("theirs", [("a", "b"), ("x", "y")])
+def test_orders_of_two_learners_with_names_are_told_by_the_names(theirs: tuple[str, ...]) -> None:
+    other = replace(model(*theirs), peer=THEIRS.peer)
+    assert refusal(ordered(model("a", "b")), other) == ""
+    assert refusal(model("a", "b"), ordered(other)) == ""

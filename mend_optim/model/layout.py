@@ -22,6 +22,9 @@ from mend_optim.errors import UsageError, require
 from mend_optim.protocol.handshake import ADDED, BUFFER, BY_NAME, PARAMETER, plain_name
 from mend_optim.protocol.lineage import content_digest
 
+#: What to do if a parameter still has no values at the first step.
+LATE = "; make the optimizer after to_empty(), and run a lazy module once before the first step"
+
 
 def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
     """Distribute the indices of `sizes` over bins, the largest size first, each into the lightest
@@ -129,7 +132,7 @@ class Layout:
             if fault := _fault(tensor):
                 raise UsageError(
                     f"parameter {name} must be a dense tensor of floating point or complex numbers "
-                    f"to be merged, got {fault}"
+                    f"to be merged, got {fault}{LATE if is_shapeless(tensor) else ''}"
                 )
         _refuse_aliases(names, tensors)
         for name, tensor in buffers:

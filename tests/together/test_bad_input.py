@@ -413,6 +413,15 @@ def test_a_model_changed_before_the_first_step_is_refused_then() -> None:
             step(optimizer, 1.0)
 
 
+def test_a_parameter_that_never_gets_values_is_refused_with_the_remedy() -> None:
+    """`to_empty()` gives the module other parameters than those of the optimizer."""
+    module = torch.nn.Linear(2, 1, device="meta")
+    with closing(MendOptimizer(SGD(module.parameters(), lr=1.0), listen=LOOPBACK)) as optimizer:
+        module.to_empty(device="cpu")
+        with pytest.raises(UsageError, match=r"values yet; make the optimizer after to_empty\(\)"):
+            optimizer.step()
+
+
 def test_an_expanded_parameter_is_refused() -> None:
     """Its elements share memory: no correction could be added to it."""
     inner = SGD([Parameter(torch.ones(1).expand(4))], lr=0.1)

@@ -141,6 +141,15 @@ def test_a_check_says_what_construction_would(tmp_path: Path, run: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("missing", ["cert.pem", "key.pem", "ca.pem"])
+def test_a_check_names_the_file_that_is_missing(missing: str, tmp_path: Path, run: Any) -> None:
+    files = files_of(tmp_path / "a", new_authority(), "a")
+    (files / missing).unlink()
+    status, said, error = run("check", files)
+    assert (status, said) == (1, "")
+    assert error.startswith(f"DIR must be a file that this process can read, got {files / missing}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -61,6 +61,8 @@ def read_identity(source: str, directory: Path, name: str) -> Identity:
 
 def name_of_files(source: str, directory: Path) -> str:
     """Return the name in a learner's certificate, which must be valid. Raises `UsageError`."""
+    # The ssl module says of a missing file neither that it is one of credentials nor its name.
+    _content(source, directory)
     shown = _shake_hands(source, directory)
     try:
         return name_in([value for kind, value in shown if kind == "URI"])

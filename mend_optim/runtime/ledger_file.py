@@ -88,6 +88,12 @@ class LedgerFile:
                 log.warning(
                     "the ledger %s hangs: %d lines are not written", self._path, len(self._lines)
                 )
+            elif self._lines:
+                log.warning(
+                    "the ledger %s cannot be written, and this learner ends: %d lines are lost",
+                    self._path,
+                    len(self._lines) + self._dropped,
+                )
 
     def _work(self) -> None:
         closed = False

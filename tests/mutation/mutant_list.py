@@ -1406,6 +1406,7 @@ MUTANTS = (
     # ── what a peer may take up ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("ledger-follows-links", 9, "runtime/ledger_file", "os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK", "os.O_WRONLY | os.O_APPEND | os.O_CREAT", of("unit/runtime/test_ledger_file", "link")),
     Mutant("a-ledgers-folder-is-not-named", 9, "runtime/ledger_file", "NO_FOLDER.format(path.parent)", "error.strerror", of("unit/runtime/test_ledger_file", "folder")),
+    Mutant("lines-are-lost-without-a-word", 9, "runtime/ledger_file", "elif self._lines:", "elif False:", of("unit/runtime/test_ledger_file", "lost_with")),
     Mutant("ledger-for-all-eyes", 9, "runtime/ledger_file", "MODE = 0o600", "MODE = 0o644", of("unit/runtime/test_ledger_file", "owners")),
     Mutant("ledger-that-is-a-link", 9, "settings", 'require(not is_link, "ledger"', 'require(True, "ledger"', of("unit/test_settings", "link")),
     Mutant("checkpoints-of-any-depth", 11, "worker/checkpoint_reader", "except RecursionError as error:", "except ZeroDivisionError as error:", HOSTILE),

@@ -318,14 +318,16 @@ def test_the_ledger_holds_every_round(tmp_path: Path) -> None:
     ]
 
 
-def test_a_ledger_that_cannot_be_written_is_reported_once(
+def test_a_ledger_that_cannot_be_written_is_reported_once_and_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     each = [{"ledger": tmp_path / "missing" / "rounds.jsonl"}, {}]
     with cluster(descent(0.0), descent(0.0), each=each, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: 1.0)
         assert read(optimizers[0]) == [-3.0]
-    assert [r.levelno for r in caplog.records if "ledger" in r.getMessage()] == [logging.WARNING]
+    outage, end = [r for r in caplog.records if "ledger" in r.getMessage()]
+    assert outage.levelno == end.levelno == logging.WARNING
+    assert end.getMessage().endswith("3 lines are lost")
 
 
 def break_worker(optimizer: MendOptimizer) -> None:

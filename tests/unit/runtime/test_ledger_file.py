@@ -142,6 +142,20 @@ def test_what_was_not_written_is_written_when_the_disk_works_again(
     assert caplog.text.count("can be written again") == 2
 
 
+def test_lines_that_are_lost_with_their_process_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    with ledger(path) as file:
+        file.add(record(1))
+        path.rename(tmp_path / "aside")
+        full(path)
+        file.add(record(2))
+        file.add(record(3))
+    said = f"the ledger {path} cannot be written, and this learner ends: 2 lines are lost"
+    assert warnings(caplog)[-1] == said
+
+
 def test_a_disk_that_never_works_again_costs_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,7 +183,9 @@ def test_training_goes_on_without_its_ledger(
         drive(optimizers, 3, lambda i, s: 1.0)
         assert read(optimizers[0]) == [-5.0]
     assert versions(tmp_path / "aside") == [1, 2]
-    assert len(warnings(caplog)) == 1
+    outage, end = warnings(caplog)
+    assert "cannot be written: " in outage
+    assert end.endswith("3 lines are lost")
 
 
 def test_a_disk_that_hangs_holds_up_neither_steps_nor_merges_nor_checkpoints(

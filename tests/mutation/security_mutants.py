@@ -27,6 +27,13 @@ PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 SECURITY_MUTANTS = (
     mutant(
+        "ssl-is-asked-for-files-that-are-missing",
+        "security/files",
+        "of credentials nor its name.\n    _content(source, directory)\n",
+        "of credentials nor its name.\n",
+        of("unit/test_certs", "missing"),
+    ),
+    mutant(
         "a-caller-refuses-in-the-name-of-a-seed",
         "control",
         "            if seed:\n                self._handler.refused_at(seed, reason)\n",

@@ -255,6 +255,11 @@ def test_arguments_that_are_wrong_are_named(
         (["-n", "1", "--pause", "nan", "--", "true"], "--pause must be a number of seconds"),
         (["-n", "1", "--port", "0", "--", "true"], "--port must be a port from 1 to 65535, got 0"),
         (["-n", "1", "--secret", f"{tmp_path}/none", "--", "true"], "--secret must be the file"),
+        (
+            ["-n", "1", "--credentials", f"{tmp_path}", "--names", "a", "--", "true"],
+            f"--credentials must be a directory that has one for each learner, got '{tmp_path}'"
+            f" without a; issue it with mend certs issue {tmp_path} a",
+        ),
     ]:
         assert main(["run", *arguments]) == 2, arguments
         assert words in capsys.readouterr().err

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -101,8 +102,8 @@ def run(given: argparse.Namespace) -> int:
             names=names,
             addresses=addresses,
             command=command,
-            secret=_secret(given, Path(folder)),
-            credentials=str(given.credentials or ""),
+            secret=_secret(given, names, Path(folder)),
+            credentials=str(given.credentials.resolve()) if given.credentials else "",
             joined=str(_made(Path(folder) / "joined")),
             gpus=[gpu.strip() for gpu in given.gpus.split(",")] if given.gpus else [],
         )
@@ -144,8 +145,10 @@ def _command(words: list[str]) -> list[str]:
     return command
 
 
-def _secret(given: argparse.Namespace, folder: Path) -> str:
+def _secret(given: argparse.Namespace, names: Sequence[str], folder: Path) -> str:
     """The path of the learners' secret; empty if they need none."""
+    if given.credentials:
+        _check_credentials(given.credentials, names)
     if given.credentials or given.plain:
         return ""
     if given.secret:
@@ -160,3 +163,14 @@ def _secret(given: argparse.Namespace, folder: Path) -> str:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(new_secret())
     return str(path)
+
+
+def _check_credentials(directory: Path, names: Sequence[str]) -> None:
+    """Each learner checks what is in its own: but where it has none, none of them need start."""
+    missing = next((name for name in names if not (directory / name).is_dir()), None)
+    if missing is not None:
+        raise UsageError(
+            "--credentials must be a directory that has one for each learner, got"
+            f" {str(directory)!r} without {missing}; issue it with mend certs issue {directory}"
+            f" {missing}"
+        )

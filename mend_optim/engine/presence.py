@@ -3,6 +3,8 @@ this learner is alone. Each change is one event, however it became known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mend_optim.engine.ledger import Event, describe
 from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.state import EngineState
@@ -14,6 +16,11 @@ from mend_optim.protocol.lineage import PeerId
 GONE = 1024
 
 _ALONE = "; nobody else is here"
+_UNDIALLED = (
+    "nobody has dialled this learner at {}, although it reaches {}: it seals no rounds from here"
+    " on; open that port in firewalls, pass the address that leads here as advertise=, or leave out"
+    " listen"
+)
 _TRAINS_ON = ": training alone until somebody comes"
 
 
@@ -75,6 +82,19 @@ class Presence:
         """Tell the user that this learner has found nobody."""
         self._alone = event.kind
         self.state.emit(event)
+
+    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
+        """This learner has another address: none if nobody dials it, although it reaches some."""
+        roster = self.state.roster
+        former, roster.address = roster.address, address
+        if address:
+            text = "others dial this learner: it may seal rounds again"
+            self.state.emit(Event("dialled", text, {"address": address}, lifts="undialled"))
+            return
+        names = sorted(id.name for id in reached)
+        facts = {"address": former, "peers": names}
+        text = _UNDIALLED.format(former, ", ".join(names))
+        self.state.emit(Event("undialled", text, facts))
 
     def review(self, now: float) -> None:
         """At every beat: tell what has changed since the last one."""

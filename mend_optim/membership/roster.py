@@ -138,7 +138,7 @@ class Roster:
         # beats that it missed before they met don't make it deaf
         known.knows = self._broadcasts[-1]
         known.deaf = False
-        known.address = address or known.address
+        known.address = address
         return known
 
     def namesake(self, id: PeerId) -> Namesake | None:
@@ -173,7 +173,8 @@ class Roster:
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count), direct=True) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
-            peer.beat, peer.sign_at = beat, now
+            # It may have found that nobody can dial it.
+            peer.beat, peer.address, peer.sign_at = beat, beat.address, now
             rumors = islice(beat.roster, self.limits.rumors)
             peer.reaches = frozenset(rumor.peer for rumor in rumors if rumor.reached)
             # Gossip may have told of a greater count, and not truly: this is a sign of life, too.
@@ -262,7 +263,8 @@ class Roster:
         known.count = rumor.count
         known.heard_at = now
         known.silent = False
-        known.address = rumor.address or known.address
+        if not known.heard:
+            known.address = rumor.address
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:

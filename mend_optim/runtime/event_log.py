@@ -27,6 +27,7 @@ WARNINGS = (
     "rolled_back",
     "jumped",
     "unseen",
+    "undialled",
     "alone",
     "suspected",
     "evicted",

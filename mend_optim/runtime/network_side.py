@@ -203,6 +203,11 @@ class NetworkSide:
         with self._guard.mutex:
             self._engine.itself(address)
 
+    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
+        with self._guard.mutex:
+            self._engine.presence.shows(address, reached)
+            self._dispatch()
+
     def receive(self, message: Message) -> None:
         with self._guard.mutex:
             self._engine.receive(time.monotonic(), message)

@@ -251,6 +251,8 @@ class Links:
         check_sender(message, link.id)
         if isinstance(message, Beat):
             message = _as_seen_here(self._goodbyes.told(message, self._has), link.host)
+            if not message.address and not link.dialled:
+                link.withdraw()
         elif isinstance(message, Goodbye):
             message = self._goodbyes.proven(message)
         self._handler.receive(message)

@@ -80,6 +80,7 @@ class Dialler:
         hello: Returns this learner's hello, with its address.
         security: Says whether connections prove the names of learners, and why one fails.
         resolve: Finds the addresses of a seed's name.
+        each_beat: Is called with every beat.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Dialler:
         hello: Callable[[], Hello],
         security: Security,
         resolve: Resolve,
+        each_beat: Callable[[], None],
     ) -> None:
         self._handler = handler
         self._links = links
@@ -99,6 +101,7 @@ class Dialler:
         self._connect = connect
         self._hello = hello
         self._security = security
+        self._each_beat = each_beat
         self._random = random.Random()
         self._seeking = Seeking(handler, timing, resolve, partial(self._begin, contact=None))
         #: The task that visits each (address, seed), while it runs. The seed of a contact is empty.
@@ -142,6 +145,7 @@ class Dialler:
                 if address not in sought and not self._is_dialled(id):
                     self._begin(address, "", id)
             self._links.tidy(self._timing.evict_after_s)
+            self._each_beat()
             await asyncio.sleep(self._timing.beat_s)
 
     def _is_dialled(self, id: PeerId) -> bool:

@@ -38,6 +38,7 @@ from mend_optim.transport.address import (
     parse_address,
     parse_dialable,
 )
+from mend_optim.transport.callers import Callers
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.dialler import Dialler
@@ -121,6 +122,7 @@ class Transport:
         self._seeds = tuple(dict.fromkeys(seeds))
         self._lists = tuple(lists)
         self._counter = Counter()
+        self._callers = Callers(timing)
         patience_s = timing.round_timeout_s
         carrier = Carrier(handler, limit, allocate, patience_s=patience_s)
         self._transfers = Transfers(handler, carrier, patience_s=patience_s, dial=self._open_bulk)
@@ -138,6 +140,7 @@ class Transport:
             security=security,
             watch=WatchServer(handler.sight, security, self._links.refusals),
             survey=SurveyServer(security, self._links.refusals),
+            called=self._called,
         )
         self._dialler = Dialler(
             handler,
@@ -147,6 +150,7 @@ class Transport:
             hello=self._hello,
             security=security,
             resolve=resolve,
+            each_beat=self._look_for_callers,
         )
         self._renewal = Renewal(security, self._links, self._server.rebind)
         #: Where peers should dial this learner; known once it listens, empty if nobody can.
@@ -232,7 +236,19 @@ class Transport:
             wait.cancel()
 
     def _hello(self) -> Hello:
-        return replace(self._handler.hello(), address=self._address)
+        address = "" if self._callers.gave_up else self._address
+        return replace(self._handler.hello(), address=address)
+
+    def _look_for_callers(self) -> None:
+        """Show no address that nobody gets through to."""
+        reached = [link.id for link in self._links if link.dialled and link.streams]
+        now = asyncio.get_running_loop().time()
+        if self._address and self._callers.look(now, bool(reached)):
+            self._handler.shows("", reached)
+
+    def _called(self) -> None:
+        if self._callers.called():
+            self._handler.shows(self._address, ())
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────
 

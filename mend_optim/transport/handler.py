@@ -143,6 +143,15 @@ class Handler(Protocol):
     def itself(self, address: str) -> None:
         """The learner at this seed is this learner."""
 
+    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
+        """This learner shows another address from here on.
+
+        Args:
+            address: Where others should dial it. Empty: nobody has, although it has told them
+                where.
+            reached: The peers that it has dialled.
+        """
+
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: Message) -> None:

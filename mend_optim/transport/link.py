@@ -126,6 +126,12 @@ class Link:
             self.address = address
         self.host = host
 
+    def withdraw(self) -> None:
+        """The peer says that nobody can dial it. Whatever it wants goes over streams of its own."""
+        if self.address:
+            self.close_connection()
+            self.address = ""
+
     def close_connection(self) -> None:
         """End the bulky messages to the peer."""
         if self.hang_up:

@@ -72,9 +72,11 @@ class Server:
         security: Security,
         watch: WatchServer,
         survey: SurveyServer,
+        called: Callable[[], None],
     ) -> None:
         self._links = links
         self._watch = watch
+        self._called = called
         self._survey = survey
         self._transfers = transfers
         self._security = security
@@ -233,4 +235,5 @@ class Server:
 
     async def _serve_control(self, link: Link, stream: Served) -> None:
         await stream.accept()
+        self._called()
         await self._links.converse(link, stream)

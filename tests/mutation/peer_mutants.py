@@ -24,7 +24,85 @@ def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8)
     return Mutant(name, law, room, f"if {flaw}:", "if False:", tests)
 
 
+CALLERS = of("unit/transport/test_callers")
+UNDIALLED = of(
+    "unit/membership/test_roster", "seals_no_more or hearsay_tells or without_an_address"
+)
+
 PEER_MUTANTS = (
+    # Learners that nobody can dial.
+    Mutant(
+        "an-address-that-nobody-dials-is-kept",
+        10,
+        "transport/callers",
+        "        self.gave_up = True\n        return True\n",
+        "        return False\n",
+        CALLERS,
+    ),
+    Mutant(
+        "an-address-is-given-up-although-somebody-dials-it",
+        10,
+        "transport/callers",
+        "if self.came or self.gave_up or",
+        "if self.gave_up or",
+        CALLERS,
+    ),
+    Mutant(
+        "a-stopped-learner-gives-its-address-up",
+        10,
+        "transport/callers",
+        "min(max(0.0, now - self._looked_at), AT_ONCE * self._timing.beat_s)",
+        "max(0.0, now - self._looked_at)",
+        CALLERS,
+    ),
+    Mutant(
+        "who-reaches-nobody-gives-its-address-up",
+        10,
+        "transport/callers",
+        "self._waited_s + passed_s if reaches else 0.0",
+        "self._waited_s + passed_s",
+        CALLERS,
+    ),
+    Mutant(
+        "an-address-that-was-given-up-is-dialled",
+        10,
+        "transport/link",
+        '            self.close_connection()\n            self.address = ""\n',
+        "            pass\n",
+        of("unit/transport/test_grpc_transport", "shown_no_more"),
+    ),
+    Mutant(
+        "an-address-that-works-is-given-up",
+        10,
+        "transport/control",
+        "if not message.address and not link.dialled:",
+        "if not message.address:",
+        of("unit/transport/test_grpc_transport", "was_dialled"),
+    ),
+    Mutant(
+        "whoever-cannot-be-dialled-seals-on",
+        10,
+        "membership/roster",
+        "peer.beat, peer.address, peer.sign_at = beat, beat.address, now",
+        "peer.beat, peer.sign_at = beat, now",
+        UNDIALLED,
+    ),
+    Mutant(
+        "hearsay-brings-an-address-back",
+        10,
+        "membership/roster",
+        "        if not known.heard:\n            known.address = rumor.address\n",
+        "        known.address = rumor.address or known.address\n",
+        UNDIALLED,
+    ),
+    Mutant(
+        "a-hello-without-an-address-tells-nothing",
+        10,
+        "membership/roster",
+        "known.address = address\n",
+        "known.address = address or known.address\n",
+        UNDIALLED,
+    ),
     Mutant(
         "a-shorter-last-block-is-not-decoded",
         9,

@@ -167,6 +167,19 @@ def meets(genesis: bytes) -> Engine:
     return engine
 
 
+def undialled() -> Said:
+    engine = joining()
+    engine.presence.shows("", (C, B))
+    return of(engine, 0.0, "undialled")
+
+
+def dialled() -> Said:
+    engine = joining()
+    engine.presence.shows("", (B,))
+    engine.presence.shows("a:1", ())
+    return of(engine, 1.0, "dialled")
+
+
 def came_and_went() -> Said:
     engine = meets(b"")
     engine.linked(1.1, B, True)
@@ -577,6 +590,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Another version": lambda: said_of(refusal(hello(A), hello(B, PROTOCOL - 1))),
     "Two live processes of one name": lambda: outranked(Life.ALIVE, "refused"),
     "A run at its end": at_its_end,
+    "Nobody dials this learner": undialled,
+    "Somebody dials this learner": dialled,
     "Suspected": suspected,
     "Back again": returned,
     "Evicted": evicted,

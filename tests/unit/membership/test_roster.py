@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,35 @@ def test_a_peer_that_was_evicted_for_its_silence_is_lost_until_it_is_met_again()
 
 
 # Beats
+
+
+def test_a_peer_that_finds_that_nobody_can_dial_it_seals_no_more() -> None:
+    names = ("a", "b", "c")
+    first = next(f for f in range(99) if sealer_of(f, names) == "b")
+    roster = new("b", "c")
+    assert roster.sealer(first) == B
+    roster.gossip(1.0, [Rumor(B, "", 2)])
+    assert roster.sealer(first) == B  # it speaks for itself
+    roster.hear(1.0, replace(beat("b", 2), address=""))
+    assert roster.sealer(first) != B
+    roster.gossip(2.0, [rumor("b", 3)])
+    assert known(roster).address == ""
+    roster.hear(3.0, beat("b", 4))
+    assert roster.sealer(first) == B
+
+
+def test_hearsay_tells_that_nobody_can_dial_a_peer() -> None:
+    roster = new("b")
+    roster.gossip(1.0, [rumor("c", 1)])
+    assert known(roster, "c").address == "c:1"
+    roster.gossip(2.0, [Rumor(PeerId("c", 1), "", 2)])
+    assert known(roster, "c").address == ""
+
+
+def test_a_peer_that_says_hello_without_an_address_has_none() -> None:
+    roster = new("b")
+    roster.meet(1.0, B, "")
+    assert known(roster).address == ""
 
 
 def test_a_beat_makes_a_peer_known_and_alive() -> None:

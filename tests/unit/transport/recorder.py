@@ -79,6 +79,9 @@ class Recorder:
     def linked(self, id: PeerId, up: bool) -> None:
         self._note("linked", id, up)
 
+    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
+        self._note("shows", address, tuple(reached))
+
     def heard(self, id: PeerId, fragment: int) -> None:
         self._note("heard", id)
 

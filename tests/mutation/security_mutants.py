@@ -22,6 +22,7 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = CH
     return Mutant(name, 8, place, old, new, tests)
 
 
+EXPIRY = of("unit/transport/security/test_expiry")
 RENEWAL = of("unit/transport/security/test_renewal")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
@@ -32,6 +33,41 @@ SECURITY_MUTANTS = (
         "of credentials nor its name.\n    _content(source, directory)\n",
         "of credentials nor its name.\n",
         of("unit/test_certs", "missing"),
+    ),
+    mutant(
+        "a-certificate-ends-without-a-word",
+        "security/channels",
+        "if words := self._reminder.due(certificates_in(present.chain), time.time()):",
+        "if words := '':",
+        RENEWAL,
+    ),
+    mutant(
+        "the-end-is-told-again-and-again",
+        "security/expiry",
+        "        self._said = passed\n",
+        "",
+        EXPIRY,
+    ),
+    mutant(
+        "only-the-first-of-a-chain-ends",
+        "security/expiry",
+        "min(chain, key=lambda certificate: certificate.not_after)",
+        "chain[0]",
+        EXPIRY,
+    ),
+    mutant(
+        "a-new-certificate-is-told-of-as-the-former",
+        "security/expiry",
+        "if first.sha256 != self._about:",
+        "if not self._about:",
+        EXPIRY,
+    ),
+    mutant(
+        "short-certificates-are-told-of-at-once",
+        "security/expiry",
+        "min(before, longest_s)",
+        "before",
+        EXPIRY,
     ),
     mutant(
         "a-caller-refuses-in-the-name-of-a-seed",

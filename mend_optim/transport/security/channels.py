@@ -15,6 +15,7 @@ from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
+from mend_optim.transport.security.expiry import Reminder
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, name_in
 from mend_optim.transport.security.probe import probe, speaks_tls
@@ -58,7 +59,7 @@ class Security(Protocol):
 
     async def renew(self) -> bool:
         """Read files that have changed; return whether there is another certificate. If they are
-        wrong, the former one stays, and a warning says so."""
+        wrong, the former one stays, and a warning says so. Another one says that it will end."""
 
     async def probe(self, address: str) -> Unreached | None:
         """Dial an address at which no hello succeeds. Returns what is wrong there, if that can be
@@ -127,6 +128,7 @@ class MutualTls:
         self._read_again = read_again
         #: What was last said to be wrong with files that have changed.
         self._complaint = ""
+        self._reminder = Reminder()
 
     def described(self) -> str:
         signed = ", offers signed" if self.notary else ""
@@ -165,20 +167,27 @@ class MutualTls:
             check(late_s <= EXPIRY_GRACE_S, f"the certificate of {name!a} expired on {end}")
 
     async def renew(self) -> bool:
-        name, former = self._identity.name, self._identity
+        former = self._identity
+        await self._read_files()
+        present = self._identity
+        if words := self._reminder.due(certificates_in(present.chain), time.time()):
+            log.warning("%s: %s", present.name, words)
+        return present.shown != former.shown
+
+    async def _read_files(self) -> None:
+        name = self._identity.name
         try:
             present = await asyncio.to_thread(self._read_again)
         except UsageError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("%s: the former credentials stay: %s", name, error)
-            return False
+            return
         if present is None:
-            return False
+            return
         self._complaint = ""
         self._identity = present
         log.info("%s: credentials were read again: %s", name, present.described())
-        return present.shown != former.shown
 
     async def probe(self, address: str) -> Unreached | None:
         return await probe(address, self._identity.authorities)

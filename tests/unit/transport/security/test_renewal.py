@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,24 @@ async def test_what_has_not_changed_is_not_read_again(folder: Folder) -> None:
     assert b.transport._server._servers == servers
     os.utime(folder.of("b") / "cert.pem", ns=(1, 1))
     assert not await b.transport._security.renew()  # read again, and the same
+
+
+def test_the_user_is_told_once_that_the_certificate_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(crew: Crew) -> None:
+        folder = Folder(tmp_path, crew)
+        b = await folder.start("b")
+        files_of(folder.of("b"), AUTHORITY, "b", end=timedelta(hours=6))
+        for _ in range(3):
+            await look(b)
+        folder.issue_again("b")
+        await look(b)
+
+    scenario(body)()
+    words = [text for text in told(caplog) if "expire" in text]
+    assert len(words) == 1
+    assert words[0].startswith("b: its certificate expires on ")
 
 
 @with_files

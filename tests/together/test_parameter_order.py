@@ -97,8 +97,8 @@ def test_a_learner_with_the_same_names_in_another_order_is_refused() -> None:
     with cluster(own, inner(named=True), started=False, each=[{"on_event": watch}, {}]) as (a, b):
         a.load_state_dict(state)
         together(a.join, b.join)
-        texts = [event.text for event in watch.of("refused")]
-        assert any("refused: parameter z: here number 1, there number 2;" in t for t in texts)
+        event = watch.until("refused")[0]
+        assert "refused: parameter z: here number 1, there number 2;" in event.text
         assert not a.status().roster
 
 
@@ -107,8 +107,8 @@ def test_a_learner_without_names_is_refused_by_one_that_is_ordered_by_names() ->
     pair = inner(named=True), inner(named=False)
     with cluster(*pair, started=False, each=[{"on_event": watch}, {}]) as (a, b):
         together(a.join, b.join)
-        texts = [event.text for event in watch.of("refused")]
-        assert any("order of parameters: here by name, there as listed;" in t for t in texts)
+        event = watch.until("refused")[0]
+        assert "order of parameters: here by name, there as listed;" in event.text
         assert not a.status().roster
 
 

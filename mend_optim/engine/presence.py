@@ -83,18 +83,16 @@ class Presence:
         self._alone = event.kind
         self.state.emit(event)
 
-    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
-        """This learner has another address: none if nobody dials it, although it reaches some."""
-        roster = self.state.roster
-        former, roster.address = roster.address, address
-        if address:
-            text = "others dial this learner: it may seal rounds again"
-            self.state.emit(Event("dialled", text, {"address": address}, lifts="undialled"))
-            return
+    def undialled(self, address: str, reached: Sequence[PeerId]) -> None:
+        """Nobody dials this learner, although it reaches some."""
         names = sorted(id.name for id in reached)
-        facts = {"address": former, "peers": names}
-        text = _UNDIALLED.format(former, ", ".join(names))
-        self.state.emit(Event("undialled", text, facts))
+        text = _UNDIALLED.format(address, ", ".join(names))
+        self.state.emit(Event("undialled", text, {"address": address, "peers": names}))
+
+    def dialled(self, address: str) -> None:
+        """Somebody dials this learner, after all."""
+        text = "others dial this learner: it may seal rounds again"
+        self.state.emit(Event("dialled", text, {"address": address}, lifts="undialled"))
 
     def review(self, now: float) -> None:
         """At every beat: tell what has changed since the last one."""

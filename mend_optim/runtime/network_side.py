@@ -64,12 +64,10 @@ class NetworkSide:
     def start(self) -> None:
         """Start listening. Raises what the transport raises, and then has released the loop."""
         try:
-            address = self.loop.run(self.transport.start(), START_S)
+            self.loop.run(self.transport.start(), START_S)
         except BaseException:
             self.loop.release()
             raise
-        with self._guard.mutex:
-            self._engine.state.roster.address = address
         self.flush_soon()
 
     def stop(self) -> None:
@@ -203,9 +201,18 @@ class NetworkSide:
         with self._guard.mutex:
             self._engine.itself(address)
 
-    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
+    def shows(self, address: str) -> None:
         with self._guard.mutex:
-            self._engine.presence.shows(address, reached)
+            self._engine.state.roster.address = address
+
+    def undialled(self, address: str, reached: Sequence[PeerId]) -> None:
+        with self._guard.mutex:
+            self._engine.presence.undialled(address, reached)
+            self._dispatch()
+
+    def dialled(self, address: str) -> None:
+        with self._guard.mutex:
+            self._engine.presence.dialled(address)
             self._dispatch()
 
     def receive(self, message: Message) -> None:

@@ -2,19 +2,24 @@
 
 A firewall or a router may let this learner's calls out, and none in. The peers that it reaches dial
 it, too, in vain. While they take its address for true, it may be chosen as a sealer, and no offer
-comes. So an address that none of them gets through to is shown no more: such a learner takes part
-like one without `listen`.
+comes. So an address that none of them gets through to is hidden: such a learner takes part like one
+without `listen`.
 
-One caller is enough to keep the address. So of two learners of which one has dialled the other, at
-least one keeps its own, and somebody can seal.
+The way in may open later, and nobody dials a learner without an address. So the address is shown
+again for a few beats, now and then. One caller is enough to show it for good.
 """
 
 from __future__ import annotations
 
 from mend_optim.protocol.timing import Timing
 
-#: Beats for which nobody has called, at least: peers dial a newcomer within a beat or two.
-BEATS = 20
+#: Beats for which nobody has called, at least: peers dial a newcomer within a beat or two, and one
+#: that they have refused before within 30.
+BEATS = 40
+#: Beats for which a hidden address is shown again: peers learn of it by one another, and dial.
+TRIAL_BEATS = 8
+#: Beats until the first trial. Each pause is twice as long as the one before, up to the longest.
+PAUSE_BEATS, LONGEST_BEATS = 120, 1920
 #: Between two looks, at most so many beats count: this learner may have been stopped meanwhile.
 AT_ONCE = 2
 
@@ -30,14 +35,17 @@ class Callers:
         self._timing = timing
         #: Whether a peer has opened a control stream here. It turns true once, for good.
         self.came = False
-        #: Whether the address was given up.
-        self.gave_up = False
-        #: When `look` was called last, and for how long this learner has reached others.
+        #: Whether the address is shown.
+        self.is_shown = True
+        #: Whether it has been hidden before.
+        self.has_hidden = False
+        #: When `look` was called last, and for how long nothing has changed since.
         self._looked_at = float("inf")
         self._waited_s = 0.0
+        self._pause_beats = PAUSE_BEATS
 
     def look(self, now: float, reaches: bool) -> bool:
-        """Time passed. Return whether to give the address up now.
+        """Time passed. Return whether `is_shown` has changed.
 
         Args:
             now: The time.
@@ -46,13 +54,26 @@ class Callers:
         passed_s = min(max(0.0, now - self._looked_at), AT_ONCE * self._timing.beat_s)
         self._looked_at = now
         self._waited_s = self._waited_s + passed_s if reaches else 0.0
-        patience_s = max(self._timing.evict_after_s, BEATS * self._timing.beat_s)
-        if self.came or self.gave_up or self._waited_s < patience_s:
+        if self.came or self._waited_s < self._patience_s():
             return False
-        self.gave_up = True
+        if not self.is_shown:
+            self._pause_beats = min(2 * self._pause_beats, LONGEST_BEATS)
+        self._waited_s = 0.0
+        self.has_hidden = True
+        self.is_shown = not self.is_shown
         return True
 
     def called(self) -> bool:
-        """A peer has dialled this learner. Return whether its address had been given up."""
-        had_given_up, self.gave_up, self.came = self.gave_up, False, True
-        return had_given_up
+        """A peer has dialled this learner. Return whether it is the first one, and the address has
+        been hidden."""
+        is_news = self.has_hidden and not self.came
+        self.came = self.is_shown = True
+        return is_news
+
+    def _patience_s(self) -> float:
+        beat_s = self._timing.beat_s
+        if not self.is_shown:
+            return self._pause_beats * beat_s
+        if self.has_hidden:
+            return TRIAL_BEATS * beat_s
+        return max(self._timing.evict_after_s, BEATS * beat_s)

@@ -203,6 +203,7 @@ class Transport:
         if self._listen is not None:
             port = await self._server.start(self._listen, self._listen_from)
             self._address = self._advertise or advertised(self._listen, port)
+            self._handler.shows(self._address)
         self._dialler.start(self._seeds, self._lists, self._address)
         self._renewal.start()
         return self._address
@@ -236,19 +237,23 @@ class Transport:
             wait.cancel()
 
     def _hello(self) -> Hello:
-        address = "" if self._callers.gave_up else self._address
+        address = self._address if self._callers.is_shown else ""
         return replace(self._handler.hello(), address=address)
 
     def _look_for_callers(self) -> None:
-        """Show no address that nobody gets through to."""
+        """Hide an address that nobody gets through to, and try it again later."""
         reached = [link.id for link in self._links if link.dialled and link.streams]
-        now = asyncio.get_running_loop().time()
-        if self._address and self._callers.look(now, bool(reached)):
-            self._handler.shows("", reached)
+        now, has_hidden = asyncio.get_running_loop().time(), self._callers.has_hidden
+        if not self._address or not self._callers.look(now, bool(reached)):
+            return
+        self._handler.shows(self._address if self._callers.is_shown else "")
+        if not has_hidden:
+            self._handler.undialled(self._address, reached)
 
     def _called(self) -> None:
         if self._callers.called():
-            self._handler.shows(self._address, ())
+            self._handler.shows(self._address)
+            self._handler.dialled(self._address)
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────
 

@@ -143,14 +143,15 @@ class Handler(Protocol):
     def itself(self, address: str) -> None:
         """The learner at this seed is this learner."""
 
-    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
-        """This learner shows another address from here on.
+    def shows(self, address: str) -> None:
+        """From here on others should dial this learner there; empty: nowhere."""
 
-        Args:
-            address: Where others should dial it. Empty: nobody has, although it has told them
-                where.
-            reached: The peers that it has dialled.
-        """
+    def undialled(self, address: str, reached: Sequence[PeerId]) -> None:
+        """Nobody has dialled this learner at its address, although it has dialled these. The
+        address is shown no more, but for a few beats now and then."""
+
+    def dialled(self, address: str) -> None:
+        """Somebody has dialled this learner at its address, after all."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
 

@@ -169,14 +169,14 @@ def meets(genesis: bytes) -> Engine:
 
 def undialled() -> Said:
     engine = joining()
-    engine.presence.shows("", (C, B))
+    engine.presence.undialled("a:1", (C, B))
     return of(engine, 0.0, "undialled")
 
 
 def dialled() -> Said:
     engine = joining()
-    engine.presence.shows("", (B,))
-    engine.presence.shows("a:1", ())
+    engine.presence.undialled("a:1", (B,))
+    engine.presence.dialled("a:1")
     return of(engine, 1.0, "dialled")
 
 

@@ -25,6 +25,8 @@ class Recorder:
         self.id = PeerId(name, incarnation)
         self.policy = (("sync_every", "128"),)
         self.events: list[tuple[Any, ...]] = []
+        #: Where others should dial this learner, one address after another.
+        self.shown: list[str] = []
         self.known: list[tuple[PeerId, str]] = []
         self.newest: dict[str, int] = {}
         #: What it knows of the newest of each name, if not that it is alive.
@@ -79,8 +81,14 @@ class Recorder:
     def linked(self, id: PeerId, up: bool) -> None:
         self._note("linked", id, up)
 
-    def shows(self, address: str, reached: Sequence[PeerId]) -> None:
-        self._note("shows", address, tuple(reached))
+    def shows(self, address: str) -> None:
+        self.shown.append(address)
+
+    def undialled(self, address: str, reached: Sequence[PeerId]) -> None:
+        self._note("undialled", address, tuple(reached))
+
+    def dialled(self, address: str) -> None:
+        self._note("dialled", address)
 
     def heard(self, id: PeerId, fragment: int) -> None:
         self._note("heard", id)

@@ -584,15 +584,16 @@ async def test_control_messages_go_both_ways_with_a_learner_that_nobody_can_dial
 async def test_an_address_that_nobody_dials_is_shown_no_more_until_somebody_does(crew):
     b = await crew("b")
     a = await crew("a", b.address, timing=Timing(beat_s=0.02, evict_after_s=0.1))
-    await a.until(lambda: a.of("shows") == [("", (b.id,))])
+    await a.until(lambda: a.of("undialled") == [(a.address, (b.id,))])
+    assert a.shown[:2] == [a.address, ""]
     link = b.transport._links.get(a.id)
     assert link.address == a.address
     a.transport.send(b.id, Beat(peer=a.id, address="", count=1), "")
     await b.until(lambda: b.messages(Beat))
     assert link.address == ""
     c = await crew("c", a.address)
-    await a.until(lambda: len(a.of("shows")) == 2)
-    assert a.of("shows")[1] == (a.address, ())
+    await a.until(lambda: a.of("dialled") == [(a.address,)])
+    assert a.shown[-1] == a.address
     (met,) = [address for id, address, _ in c.of("met") if id == a.id]
     assert met == a.address
 

@@ -15,6 +15,7 @@ from mend_optim.ranks.pieces import Division, Piece, decode_pieces, encode_piece
 from mend_optim.ranks.shards import Shards, piece_of, split_of
 from mend_optim.ranks.words import Call
 from mend_optim.shared_tensors import SharedTensors, dtype_of
+from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import WrappedParameters
 
 BUFFERS = (
@@ -92,6 +93,11 @@ class DividedParameters(WrappedParameters):
             raise UsageError("the ranks of this learner have not met yet")
         return self._whole
 
+    def _refuse_other_order(
+        self, state: object, saved: Checkpoint, layout: Layout, wrapped: int
+    ) -> None:
+        """Refuse nothing: no rank lists all tensors, or has the weights of all."""
+
     def check(self) -> None:
         """Raise `UsageError` if the inner optimizer's parameters are not those that were laid
         out."""
@@ -115,7 +121,8 @@ def _is_same(now: Tensor, then: Tensor) -> bool:
 def _whole_layout(division: Division, count: FragmentCount) -> Layout:
     """The layout of the whole tensors. Nobody has these: views of one number stand for them."""
     whole = list(map(_stand_in, division.tensors.values()))
-    return Layout(list(division.tensors), whole, count.of([tensor.numel() for tensor in whole]))
+    fragments = count.of([tensor.numel() for tensor in whole])
+    return Layout(list(division.tensors), whole, fragments, as_listed=division.as_listed)
 
 
 def _stand_in(piece: Piece) -> Tensor:

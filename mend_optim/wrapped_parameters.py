@@ -267,15 +267,20 @@ class WrappedParameters:
         another one: equal shapes would hide that, and tensors would take one another's values."""
         saved = from_state(state, layout)
         if layout and saved.fragments:
-            told = told_names(state)
-            groups = self.named_groups()[:wrapped]
-            listed = [plain_name(name) for group in groups for name, _ in group]
-            keeps = keeps_order(told, layout.names[: len(told)], listed)
-            if keeps is None:
-                keeps = belong_to(saved.weights, layout, self.mergeable())
-            if not keeps:
-                raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
+            self._refuse_other_order(state, saved, layout, wrapped)
         return Loaded(saved, layout, wrapped, count, by_name)
+
+    def _refuse_other_order(
+        self, state: object, saved: Checkpoint, layout: Layout, wrapped: int
+    ) -> None:
+        told = told_names(state)
+        groups = self.named_groups()[:wrapped]
+        listed = [plain_name(name) for group in groups for name, _ in group]
+        keeps = keeps_order(told, layout.names[: len(told)], listed)
+        if keeps is None:
+            keeps = belong_to(saved.weights, layout, self.mergeable())
+        if not keeps:
+            raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
 
     def _counts(self, state: object, wrapped: int) -> Iterator[FragmentCount]:
         """The numbers of fragments that a checkpoint may have, if so many groups were wrapped."""

@@ -118,8 +118,8 @@ class Group:
         else:
             pairs.add(number, Pair(*(_new_group(members, meet_s, timeout) for _ in range(2))))
         self._words, self._tensors = pairs.lend(number, self, self._use)
-        _set_timeout(self._words, timeout)
-        _set_timeout(self._tensors, timeout)
+        # A rank that has given up may be among those that have come.
+        _set_timeout(self._words, _meeting_time(meet_s, timeout))
         self._say = _quick_gather(self._words)
         # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
         # there are at one time.
@@ -129,6 +129,8 @@ class Group:
         #: For how many seconds a rank waits for the word of another one.
         self.patience_s = (timeout or WAIT).total_seconds()
         self._board = shared_board(self.tell, self.rank, self.size, self.patience_s)
+        _set_timeout(self._words, timeout)
+        _set_timeout(self._tensors, timeout)
 
     @property
     def is_lead(self) -> bool:
@@ -277,9 +279,14 @@ def _new_group(members: list[int], meet_s: float, timeout: timedelta | None) -> 
     """A gloo group of these ranks. To connect, nobody waits for a rank that has ended since it came
     as long as in the user's collectives. Other ranks of the world may not know of the group."""
     local = len(members) < dist.get_world_size()
-    meet = min(timedelta(seconds=meet_s), timeout or WAIT)
+    meet = _meeting_time(meet_s, timeout)
     make = partial(dist.new_group, backend="gloo", use_local_synchronization=local)
     return _begun(partial(make, members, timeout=meet if _can_change() else timeout))
+
+
+def _meeting_time(meet_s: float, timeout: timedelta | None) -> timedelta:
+    """How long the first collectives of ranks that have come wait for one another."""
+    return min(timedelta(seconds=meet_s), timeout or WAIT)
 
 
 def _can_change() -> bool:

@@ -46,6 +46,9 @@ class Use:
 
 
 def _has_ended_well(work: Any) -> bool:
+    """Whether a collective has; None: it was over as soon as it began."""
+    if work is None:
+        return True
     if not work.is_completed():
         return False
     try:

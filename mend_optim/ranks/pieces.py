@@ -157,7 +157,10 @@ class Division:
                 self._refuse_other_kind(rank, piece)
                 self.holders[piece] = (*self.holders.get(piece, ()), rank)
         listed = list(self.tensors)
-        self.tensors = {listed[i]: self.tensors[listed[i]] for i in name_order(listed)}
+        order = name_order(listed)
+        #: Whether that is also the order in which the ranks list them.
+        self.as_listed = order == sorted(order)
+        self.tensors = {listed[i]: self.tensors[listed[i]] for i in order}
         distinct: dict[str, list[Piece]] = {name: [] for name in self.tensors}
         for piece in self.holders:
             distinct[piece.name].append(piece)

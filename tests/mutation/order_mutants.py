@@ -41,8 +41,8 @@ ORDER_MUTANTS = (
     mutant(
         "another-order-is-read",
         WRAPPED,
-        "            if not keeps:\n",
-        "            if False:\n",
+        "        if not keeps:\n",
+        "        if False:\n",
         ORDER,
     ),
     mutant(

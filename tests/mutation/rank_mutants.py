@@ -260,6 +260,20 @@ RANK_MUTANTS = (
         "        _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))",
         GROUP,
     ),
+    mutant(
+        "ranks-hide-that-they-order-by-name",
+        "pieces",
+        "self.as_listed = order == sorted(order)",
+        "self.as_listed = True",
+        PIECES,
+    ),
+    mutant(
+        "groups-that-are-taken-over-wait-long-for-all",
+        "group",
+        "_set_timeout(self._words, _meeting_time(meet_s, timeout))",
+        "_set_timeout(self._words, timeout)",
+        GROUP,
+    ),
     Mutant(
         "one-rank-makes-a-common-call-beside-training",
         8,

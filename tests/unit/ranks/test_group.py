@@ -234,6 +234,26 @@ def test_learners_one_after_another_have_the_same_groups() -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_nobody_waits_long_in_groups_that_are_taken_over_for_a_rank_that_has_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[timedelta | None] = []
+    meet = group.shared_board
+
+    def watched(tell: Any, *args: Any) -> Any:
+        waits.append(group._timeout_of(tell.__self__._words))
+        return meet(tell, *args)
+
+    monkeypatch.setattr(group, "shared_board", watched)
+    for _ in range(2):
+        own = group.Group(meet_s=5.0)
+        assert own.patience_s > 5.0
+        del own
+        gc.collect()
+    assert waits == [timedelta(seconds=5)] * 2
+
+
+@pytest.mark.usefixtures("world")
 def test_learners_side_by_side_have_groups_of_their_own() -> None:
     first, second = group.Group(), group.Group()
     assert not {first._words, first._tensors} & {second._words, second._tensors}

@@ -93,6 +93,12 @@ def test_nobody_takes_over_a_pair_in_which_ranks_may_have_parted(
     assert pair.words
 
 
+def test_a_collective_that_was_over_at_once_is_over() -> None:
+    use = Use()
+    use.said.append(None)
+    assert use.is_over()
+
+
 def test_a_word_that_comes_late_frees_the_pair() -> None:
     pairs, pair = made()
     late = Work(is_completed=False)

@@ -146,11 +146,14 @@ def test_the_lead_sends_what_it_has_and_others_share_the_rest() -> None:
 def test_tensors_are_in_the_order_of_their_names() -> None:
     division = Division([[whole("x", 1), whole("y", 1)], [whole("b", 1), whole("y", 1)]])
     assert list(division.tensors) == ["b", "x", "y"]
+    assert not division.as_listed
+    assert Division([[whole("x", 1), whole("y", 1)]]).as_listed
 
 
 def test_positions_are_in_the_order_of_the_ranks() -> None:
     division = Division([[whole(str(i), 1) for i in range(11)]])
     assert list(division.tensors) == list(map(str, range(11)))
+    assert division.as_listed
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def run(given: argparse.Namespace) -> int:
             addresses=addresses,
             command=command,
             secret=_secret(given, names, Path(folder)),
-            credentials=str(given.credentials.resolve()) if given.credentials else "",
+            credentials=str(given.credentials.absolute()) if given.credentials else "",
             joined=str(_made(Path(folder) / "joined")),
             gpus=[gpu.strip() for gpu in given.gpus.split(",")] if given.gpus else [],
         )

@@ -39,6 +39,6 @@ class Reminder:
         if passed <= self._said:
             return ""
         self._said = passed
-        if left_s <= 0:
-            return f"its certificate expired on {day(first.not_after)}: {_REMEDY}"
-        return f"its certificate expires on {day(first.not_after)}: {_REMEDY}"
+        which = "its certificate" if first is chain[0] else "a certificate of its cert.pem"
+        ends = "expired" if left_s <= 0 else "expires"
+        return f"{which} {ends} on {day(first.not_after)}: {_REMEDY}"

@@ -446,7 +446,7 @@ def refuse_called_back(learner: Learner | None, call: str) -> None:
 
 
 def _only_loss(inner: Optimizer, closure: Any = None, *_: Any, **__: Any) -> Any:
-    """What a step returns that trains nothing, because the cluster's weights have just replaced
+    """The result of a step that trains nothing, because the cluster's weights have just replaced
     those of its gradients. Scripts want the loss, and Lightning that its closure is called.
 
     Not even a step with a closure is taken: SAM also needs the gradients from before it."""

@@ -1,5 +1,4 @@
-"""What a hostile peer costs a learner: the longest gap between two of its steps, and the rounds
-that it loses.
+"""The costs of a hostile peer to a learner: the longest gap between two steps, and lost rounds.
 
 The attacks are those of `tests/hostile`, one after the other, on the learner "a" of two real ones.
 Each is made several times. Before it, the same learner takes as many steps in peace, and the gaps

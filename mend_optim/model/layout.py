@@ -22,7 +22,7 @@ from mend_optim.errors import UsageError, require
 from mend_optim.protocol.handshake import ADDED, BUFFER, BY_NAME, PARAMETER, plain_name
 from mend_optim.protocol.lineage import content_digest
 
-#: What to do if a parameter still has no values at the first step.
+#: The remedy for a parameter that still has no values at the first step.
 LATE = "; make the optimizer after to_empty(), and run a lazy module once before the first step"
 
 

@@ -127,7 +127,7 @@ class Link:
         self.host = host
 
     def withdraw(self) -> None:
-        """The peer says that nobody can dial it. Whatever it wants goes over streams of its own."""
+        """The peer says that nobody can dial it. Messages to it go over streams that it opens."""
         if self.address:
             self.close_connection()
             self.address = ""

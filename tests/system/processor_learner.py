@@ -3,8 +3,8 @@ environment says so.
 
     python -m tests.system.processor_learner FILE
 
-Each line of the file has the arguments of `train`, and each line of the output what a learner ends
-with. The first line of the output has the kind of kernels."""
+Each line of the file has the arguments of `train`, and each line of the output the end of a
+learner. The first line of the output has the kind of kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def train(name: str, seed: int, address: str, peers: list[str], **options: Any) -> dict[str, Any]:
-    """What a learner ends with."""
+    """The digests with which a learner ends, and how many rounds it had."""
     torch.manual_seed(5)
     model = nn.Sequential(
         nn.Linear(37, 129), nn.BatchNorm1d(129), nn.ReLU(), nn.Linear(129, 65), nn.Linear(65, 3)

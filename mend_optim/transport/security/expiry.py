@@ -23,7 +23,7 @@ class Reminder:
         self._said = 0
 
     def due(self, chain: Sequence[Certificate], now: float) -> str:
-        """What to tell the user now; empty: nothing.
+        """The words for the user now; empty: none are due.
 
         Args:
             chain: The learner's certificate, and those between it and an authority. It ends with

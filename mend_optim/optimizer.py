@@ -313,8 +313,8 @@ class MendOptimizer(ReportingFace):
 
         The first step with peers waits until this learner has joined, at most
         `timing.join_timeout_s` if nobody is found. If the learner takes over a running cluster's
-        weights, it drops the gradients of its old ones: that call trains nothing, counts nothing,
-        and calls a closure only for its loss. A step with `lr=0` and no gradients, which
+        weights, it drops gradients of its old ones: that call trains nothing, counts nothing, and
+        calls a closure only for its loss. A step with `lr=0` and no gradients, which
         torch.distributed.checkpoint takes to make an optimizer's first state, counts nothing
         either, nor does one that a fused optimizer skips for an overflow that a `GradScaler` found.
 

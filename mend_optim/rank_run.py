@@ -157,14 +157,16 @@ class RankRun(TrainingRun):
         assert self._uncompiled is not None
         return self._uncompiled(self, *args, **kwargs)
 
-    def begin_step(self) -> Begun:
-        """The inner optimizer is about to step. `end_step` follows."""
+    def begin_step(self, computes: bool = False) -> Begun:
+        """See `TrainingRun.begin_step`."""
         started = perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
         self.refuse_misplaced("step")
         stale = False
         if not self._meetings.closed:
-            stale = self._join_together()
+            stale = self._join_together() and self._any_rank(
+                not computes or any_gradient(self.model.tensors())
+            )
             if stale:
                 self.inner.zero_grad()
             if self.settings.schedule.adopt_after == 0:

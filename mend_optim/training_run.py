@@ -74,9 +74,10 @@ UNSEEN = (
 class Begun(NamedTuple):
     """An inner step that has begun.
 
-    `stale` says that the cluster's weights have just replaced this learner's. `started` and
-    `inner_at` are times: when the step began, and when the inner optimizer began its part.
-    `since_s` are the seconds since the last step; None if this library took time meanwhile."""
+    `stale` says that the cluster's weights have just replaced those that the gradients belong to.
+    `started` and `inner_at` are times: when the step began, and when the inner optimizer began its
+    part. `since_s` are the seconds since the last step; None if this library took time
+    meanwhile."""
 
     stale: bool
     started: float
@@ -146,22 +147,24 @@ class TrainingRun:
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
-        begun = self.begin_step()
+        computes = callable(args[0] if args else kwargs.get("closure"))
+        begun = self.begin_step(computes)
         step = partial(_only_loss, self.inner) if begun.stale else self.inner.step
         loss = step(*args, **kwargs)
         self.end_step(begun)
         return loss
 
-    def begin_step(self) -> Begun:
-        """The inner optimizer is about to step. `end_step` follows."""
+    def begin_step(self, computes: bool = False) -> Begun:
+        """The inner optimizer is about to step. `end_step` follows. `computes`: a closure will
+        compute gradients, so without any from before it the step is one of the present weights."""
         started = time.perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
         stale = False
         if self.learner or self._starts_late:
             self.refuse_misplaced("step")
-            _, handover, stale = self.ensure_joined()
+            _, handover, replaced = self.ensure_joined()
+            stale = replaced and not (computes and not any_gradient(self.model.merged))
             if stale:
-                # The gradients are those of weights that the cluster's have replaced.
                 self.inner.zero_grad()
             handover.before_step(self.model.check)
         else:

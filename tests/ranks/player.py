@@ -285,13 +285,18 @@ class Player:
             dist.broadcast(told, 0, group=self.pair)
         return int(told)
 
-    def train(self, divided: Whole, optimizer: Any, steps: range) -> None:
+    def train(self, divided: Whole, optimizer: Any, steps: range, in_closure: bool = False) -> None:
+        """`in_closure`: a closure computes the gradients."""
         learner = 2 if self.process == PROCESSES - 1 else 1
         for step in steps:
             optimizer.zero_grad()
             optimizer.count_tokens(divided.tokens)
             dtype = optimizer.param_groups[0]["params"][0].dtype
-            divided.train(*(tensor.to(dtype) for tensor in batch(learner, step)))
+            examples = [tensor.to(dtype) for tensor in batch(learner, step)]
+            if in_closure:
+                optimizer.step(lambda: divided.train(*examples))  # noqa: B023
+                continue
+            divided.train(*examples)
             optimizer.step()
 
 
@@ -374,7 +379,14 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
     }
 
 
-def late(player: Player, way: str, addresses: list[str], first: str, **options: Any) -> Facts:
+def late(
+    player: Player,
+    way: str,
+    addresses: list[str],
+    first: str,
+    in_closure: bool = False,
+    **options: Any,
+) -> Facts:
     """One learner has trained before the other one comes, which begins with other weights."""
     is_first = (player.process == PROCESSES - 1) == (first == "b")
     told = {**FREE, **options, **({"peers": []} if is_first else {})}
@@ -384,7 +396,7 @@ def late(player: Player, way: str, addresses: list[str], first: str, **options: 
             player.train(divided, optimizer, range(6))
         dist.barrier()
         before = weights(optimizer)
-        player.train(divided, optimizer, range(1))
+        player.train(divided, optimizer, range(1), in_closure)
         then = weights(optimizer)
         stepped = optimizer.status().step
         steps = 1

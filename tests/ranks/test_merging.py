@@ -125,6 +125,17 @@ def test_ranks_that_come_late_take_over_the_weights(pool: Pool, way: str) -> Non
     assert first["finish"]["tokens"] == {"a": tokens, "b": BATCH * (6 + b["steps"])}
 
 
+@pytest.mark.parametrize("way", ["sharded", "staged"])
+def test_late_ranks_train_the_weights_taken_over_where_a_closure_computes(
+    pool: Pool, way: str
+) -> None:
+    """No rank has a gradient from before."""
+    first, second, b = play(pool, "late", way, first="b", in_closure=True)
+    assert_that_all_ended_alike(way, first, second, b)
+    assert [rank["stepped"] for rank in (first, second)] == [1, 1]
+    assert first["tokens"] == second["tokens"] == BATCH * first["steps"]
+
+
 @pytest.mark.parametrize(("way", "sync_every"), [("staged", 4), ("sharded", "auto")])
 def test_ranks_that_were_alone_give_their_weights_to_one_that_comes(
     pool: Pool, way: str, sync_every: int | str

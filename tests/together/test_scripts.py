@@ -284,38 +284,66 @@ NEWCOMERS: dict[str, Callable[[], Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NEWCOMERS)
-def test_a_step_that_takes_others_weights_calls_its_closure_only_for_the_loss(kind: str) -> None:
-    """SAM needs the gradients that were there before the call, and those are of weights that are
-    gone."""
-    inner = NEWCOMERS[kind]()
-    (parameter,) = inner.param_groups[0]["params"]
-    calls, joined = [], threading.Event()
+class Newcomer:
+    """A learner that finds a running cluster of other weights in its first step.
 
-    def closure() -> Tensor:
-        calls.append(1)
-        loss: Tensor = (parameter**2).sum()
+    Args:
+        inner: its inner optimizer, with one parameter whose elements are 8.
+    """
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+        (self.parameter,) = inner.param_groups[0]["params"]
+        self.calls = 0
+
+    def closure(self) -> Tensor:
+        self.calls += 1
+        self.inner.zero_grad()
+        loss: Tensor = (self.parameter**2).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with cluster(descent(2.0, lr=0.0), inner, started=False) as (old, new):
-        step(old, 1.0)
+    def join(self, old: MendOptimizer, new: MendOptimizer) -> float:
+        """The loss that its first step returns. `old` trains on until then."""
+        joined = threading.Event()
 
         def step_on() -> None:
             while not joined.is_set():
                 step(old, 1.0)
 
-        def join() -> float:
-            closure()
+        def first_step() -> float:
             try:
-                return float(new.step(closure).detach())
+                return float(new.step(self.closure).detach())
             finally:
                 joined.set()
 
-        _, loss = together(step_on, join)
-        assert (loss, len(calls)) == (12.0, 2)
-        assert (read(new), parameter.grad) == ([2.0], None)
+        _, loss = together(step_on, first_step)
+        return loss
+
+
+@pytest.mark.parametrize("kind", NEWCOMERS)
+def test_a_step_that_takes_others_weights_calls_its_closure_only_for_the_loss(kind: str) -> None:
+    """SAM needs the gradients that were there before the call, and those are of weights that are
+    gone."""
+    newcomer = Newcomer(NEWCOMERS[kind]())
+    with cluster(descent(2.0, lr=0.0), newcomer.inner, started=False) as (old, new):
+        step(old, 1.0)
+        newcomer.closure()
+        assert newcomer.join(old, new) == 12.0
+        assert newcomer.calls == 2
+        assert (read(new), newcomer.parameter.grad) == ([2.0], None)
         assert (new.status().step, new.status().tokens) == (0, 0)
+
+
+def test_a_closure_that_computes_all_gradients_trains_the_weights_just_taken() -> None:
+    """No gradient is of the weights that are gone."""
+    newcomer = Newcomer(SGD(weights(8.0), lr=0.25))
+    with cluster(descent(2.0, lr=0.0), newcomer.inner, started=False) as (old, new):
+        step(old, 1.0)
+        assert newcomer.join(old, new) == 12.0
+        assert newcomer.calls == 1
+        assert newcomer.parameter.tolist() == [1.0] * 3
+        assert (new.status().step, new.status().tokens) == (1, 1)
 
 
 def test_sparse_gradients() -> None:

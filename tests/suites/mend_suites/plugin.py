@@ -155,13 +155,13 @@ class Suite:
         self._after_step(optimizer, taken)
         return result
 
-    def _begin(self, original: Any, run: TrainingRun) -> Any:
+    def _begin(self, original: Any, run: TrainingRun, *args: Any) -> Any:
         """A method that only the inner optimizer has is about to step."""
         optimizer = self._outside_step(run)
         if optimizer is not None:
             self._before_step(optimizer)
             self._within.discard(run)
-        return original(run)
+        return original(run, *args)
 
     def _end(self, original: Any, run: TrainingRun, begun: Any) -> None:
         taken = run.history.step

@@ -44,6 +44,12 @@ class Regression(LightningModule):
         inputs, targets = batch
         return F.mse_loss(self.net(inputs), targets)
 
+    def on_train_start(self) -> None:
+        """Join before the first of the micro-batches, whose gradients a join in the step may drop:
+        the other learner may be some rounds ahead."""
+        if self.automatic_optimization and self.session and self.session.optimizer:
+            self.session.optimizer.join()
+
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         loss = self.loss(batch)
         self.log("loss", loss)

@@ -18,7 +18,12 @@ from mend_optim.errors import ClosedError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
-from mend_optim.model.token_count import any_gradient, may_be_phantom, only_makes_state
+from mend_optim.model.token_count import (
+    any_gradient,
+    may_be_phantom,
+    only_makes_state,
+    uses_old,
+)
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings, has_failed
 from mend_optim.rank_traffic import RankTraffic
@@ -164,10 +169,8 @@ class RankRun(TrainingRun):
         self.refuse_misplaced("step")
         stale = False
         if not self._meetings.closed:
-            stale = self._join_together() and self._any_rank(
-                not computes or any_gradient(self.model.tensors())
-            )
-            if stale:
+            replaced = self._join_together()
+            if stale := replaced and self._any_rank(uses_old(self.model.tensors(), computes)):
                 self.inner.zero_grad()
             if self.settings.schedule.adopt_after == 0:
                 self._together(Call.STEP, self._before_step)

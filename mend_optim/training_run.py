@@ -27,6 +27,7 @@ from mend_optim.model.token_count import (
     any_gradient,
     is_phantom,
     stamp,
+    uses_old,
     was_skipped,
 )
 from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
@@ -147,24 +148,22 @@ class TrainingRun:
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
-        computes = callable(args[0] if args else kwargs.get("closure"))
-        begun = self.begin_step(computes)
+        begun = self.begin_step(_has_closure(*args, **kwargs))
         step = partial(_only_loss, self.inner) if begun.stale else self.inner.step
         loss = step(*args, **kwargs)
         self.end_step(begun)
         return loss
 
     def begin_step(self, computes: bool = False) -> Begun:
-        """The inner optimizer is about to step. `end_step` follows. `computes`: a closure will
-        compute gradients, so without any from before it the step is one of the present weights."""
+        """The inner optimizer is about to step, and `end_step` follows. `computes`: see
+        `uses_old`."""
         started = time.perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
         stale = False
         if self.learner or self._starts_late:
             self.refuse_misplaced("step")
             _, handover, replaced = self.ensure_joined()
-            stale = replaced and not (computes and not any_gradient(self.model.merged))
-            if stale:
+            if stale := replaced and uses_old(self.model.merged, computes):
                 self.inner.zero_grad()
             handover.before_step(self.model.check)
         else:
@@ -446,6 +445,11 @@ def refuse_called_back(learner: Learner | None, call: str) -> None:
     """Raise `UsageError` in `on_event`, beside training."""
     if learner is not None and learner.is_calling_back():
         raise UsageError(CALLED_BACK.format(call=call))
+
+
+def _has_closure(closure: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether a step with these arguments has a closure."""
+    return callable(closure)
 
 
 def _only_loss(inner: Optimizer, closure: Any = None, *_: Any, **__: Any) -> Any:

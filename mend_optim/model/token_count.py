@@ -75,6 +75,12 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
     return any(p.grad is not None and bool(p.grad.any()) for p in parameters)
 
 
+def uses_old(parameters: Sequence[Tensor], computes: bool) -> bool:
+    """Whether a step may use gradients from before it. `computes`: its closure computes some; with
+    none from before, those are all."""
+    return not computes or any_gradient(parameters)
+
+
 def only_makes_state(parameters: Sequence[Tensor]) -> bool:
     """Whether a step with these gradients would only create an optimizer's first state: every
     parameter that is trained has a gradient, and all are zero.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -176,18 +176,28 @@ class Dialler:
             # random, so that learners that lost each other don't all dial at the same moment
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
-    def _turn(self, contact: PeerId | None) -> AbstractAsyncContextManager[object]:
-        """What a hello must wait for: for nothing, if it goes to a seed, or to a peer that has
-        agreed before."""
-        is_hearsay = contact is not None and self._links.get(contact) is None
-        return self._hearsay if is_hearsay else nullcontext()
+    @asynccontextmanager
+    async def _turn(self, contact: PeerId | None) -> AsyncIterator[None]:
+        """Connect and say hello inside. A seed, and a peer that has agreed before, is always next.
+        An address where nobody answers keeps its turn for a beat: so the dead addresses that
+        somebody tells of cost this learner so many dials a beat, however many there are."""
+        if contact is None or self._links.get(contact) is not None:
+            yield
+            return
+        async with self._hearsay:
+            try:
+                yield
+            except Exception:
+                await asyncio.sleep(self._timing.beat_s)
+                raise
 
     async def _visit(self, address: str, seed: str, contact: PeerId | None) -> VisitOutcome:
         try:
             name = await self._name_at(address, seed, contact)
             self._security.check_peer(name, None)
-            async with self._connected(address, name) as connection:
+            async with AsyncExitStack() as open_:
                 async with self._turn(contact):
+                    connection = await open_.enter_async_context(self._connected(address, name))
                     theirs = await self._ask(connection, address, seed, name)
                 return await self._meet(connection, theirs, address, seed)
         except PeerError as fault:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -463,12 +463,62 @@ async def most_hellos(crew, silent, count):
 
 
 @scenario
-async def test_a_peer_that_has_agreed_waits_for_no_turn(crew):
+async def test_nothing_is_opened_for_an_address_before_its_turn(crew):
+    a = await crew("a")
+    dials, opened, greeted = a.transport._dialler, [], []
+    connect = dials._connect
+
+    def opening(address, patience_s, name):
+        opened.append(address)
+        return connect(address, patience_s, name)
+
+    async def unanswered(connection, mine, timeout_s):
+        greeted.append(connection)
+        a._changed.set()
+        await asyncio.Event().wait()
+
+    with (
+        patch.object(dials, "_connect", opening),
+        patch.object(dialler.Connection, "hello", unanswered),
+    ):
+        a.known = [(PeerId(f"phantom {n}", 1), f"127.0.0.1:{n + 1}") for n in range(20)]
+        await a.until(lambda: len(greeted) == HEARSAY_DIALS)
+        assert len(opened) == HEARSAY_DIALS
+
+
+async def turns(dials, contact, fails):
+    """How many of many dials of a contact have their turn, or have had it, in its first
+    hour."""
+    entered = []
+
+    async def dial():
+        with suppress(PeerError):
+            async with dials._turn(contact):
+                entered.append(contact)
+                if fails:
+                    raise PeerError("nobody answers")
+
+    hour = Timing(beat_s=3600.0, evict_after_s=36000.0, round_timeout_s=36000.0)
+    with patch.object(dials, "_timing", hour):
+        tasks = [asyncio.create_task(dial()) for _ in range(3 * HEARSAY_DIALS)]
+        for _ in range(3 * len(tasks)):  # so often that every task could end
+            await asyncio.wait(tasks, timeout=0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return len(entered)
+
+
+@scenario
+async def test_a_dead_address_keeps_its_turn_for_a_while(crew):
+    """Whoever tells of many dead addresses must not keep this learner busy. A learner that answers
+    makes room at once."""
     a, b = await crew.pair()
-    dials = b.transport._dialler
-    assert isinstance(dials._turn(a.id), nullcontext)
-    assert isinstance(dials._turn(None), nullcontext)
-    assert dials._turn(PeerId("phantom", 1)) is dials._hearsay
+    dials, phantom = b.transport._dialler, PeerId("phantom", 1)
+    assert await turns(dials, phantom, fails=True) == HEARSAY_DIALS
+    assert await turns(dials, phantom, fails=False) == 3 * HEARSAY_DIALS
+    for known in (a.id, None):  # it has agreed before; a seed
+        assert await turns(dials, known, fails=True) == 3 * HEARSAY_DIALS
 
 
 @scenario

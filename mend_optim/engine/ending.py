@@ -25,11 +25,16 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from mend_optim.engine.boundaries import Boundaries
+from mend_optim.engine.ledger import Event
 from mend_optim.engine.presence import Presence
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Rumor
 
+UNFINISHED = (
+    "leaves without finish(), and {} of its tokens are in no anchor: call finish() after the loop, "
+    "which merges them and lets all end with one model; or go on from a checkpoint, which has them"
+)
 #: For so many beats a learner that finishes waits for one that has left in mid-run.
 RETURN_BEATS = 2
 
@@ -137,6 +142,14 @@ class Ending:
     def end(self) -> Ended | None:
         """The end, with all learners that share it; None before all have agreed."""
         return self._ended
+
+    def tell_unfinished(self) -> None:
+        """This learner leaves, and its script has not said so: tell of work that others lose."""
+        state = self.state
+        unmerged = max((f.unmerged(state.totals).tokens for f in state.fragments), default=0)
+        if unmerged and not (state.finishes or state.alone or state.roster.alone):
+            text = UNFINISHED.format(unmerged)
+            state.emit(Event("unfinished", text, {"unmerged_tokens": unmerged}))
 
     def _expect_returns(self, now: float) -> None:
         """A learner that leaves while it trains may be back in a moment: it has loaded a

@@ -155,6 +155,8 @@ class Event:
                         another period.
     late                latency, sync_every: rounds take so long that averaging gains little
     unclosed            none: some work is never merged, and another codec or merge would merge it
+    unfinished          unmerged_tokens: the script or the optimizer has ended without `finish()`,
+                        and so many tokens of this learner are in no anchor
     fault               none: a peer's message was refused, or something could not be done
 
     Attributes:

@@ -40,6 +40,7 @@ WARNINGS = (
     "parted",
     "unknown",
     "unclosed",
+    "unfinished",
 )
 # At least so long between two summaries.
 EVERY_S = 30.0

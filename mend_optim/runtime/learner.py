@@ -365,8 +365,7 @@ class Learner:
     def _finished(self, job: Job, done: Done, corrections: Sequence[Correction]) -> None:
         """Post a job's corrections and tell the engine, in one hold of the mutex."""
         with self.mutex:
-            for correction in corrections:
-                self.worker.mailbox[correction.fragment] = correction
+            self.worker.mailbox.update({each.fragment: each for each in corrections})
             self.engine.finished(time.monotonic(), job, done)
             self.dispatch_effects()
 
@@ -390,8 +389,9 @@ class Learner:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
 
-    def close(self) -> None:
-        """Say goodbye, and stop both threads' work for this learner.
+    def close(self, *, asked: bool = True) -> None:
+        """Say goodbye, and stop both threads' work for this learner. `asked`: whether the script
+        said so.
 
         A second call does nothing, nor does a call in a forked child."""
         if self.inherited:
@@ -401,6 +401,8 @@ class Learner:
             if self.closer is not None:
                 return
             self.closer = threading.get_ident()
+            if not asked:
+                self.engine.ending.tell_unfinished()
             self.engine.leave(time.monotonic())
             self.dispatch_effects()
             self.guard.end()
@@ -427,7 +429,7 @@ class Learner:
 
     def _close_dropped(self) -> None:
         log.info("%s: its optimizer is gone and was not closed, so it leaves", self.me.name)
-        self.close()
+        self.close(asked=False)
 
     @property
     def inherited(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ class OpenLearner(Protocol):
     def dropped(self) -> bool:
         """Whether its optimizer is gone."""
 
-    def close(self) -> None:
-        """Leave and stop, or do nothing if that has begun."""
+    def close(self, *, asked: bool = True) -> None:
+        """Leave and stop, or do nothing if that has begun. `asked`: whether the script said so."""
 
     def await_end(self) -> None:
         """Wait until `close` has ended, on whichever thread."""
@@ -74,7 +75,6 @@ def discard(learner: OpenLearner) -> None:
         _farewell.give_back()
 
 
-@atexit.register
 def close_all() -> None:
     """Close every learner of this process, as its `MendOptimizer.close()` does.
 
@@ -99,6 +99,13 @@ def close_all() -> None:
         learner.close()
 
 
+@atexit.register
+def _close_at_exit() -> None:
+    """The interpreter exits. If an exception ended the script, that stays the last word."""
+    for learner in _listed():
+        learner.close(asked=hasattr(sys, "last_type"))
+
+
 @contextmanager
 def making_room(listen: str | None) -> Iterator[None]:
     """Surround the start of a learner that listens there.
@@ -111,7 +118,7 @@ def making_room(listen: str | None) -> Iterator[None]:
         gc.collect()
     earlier = _at(port)
     if earlier and earlier.dropped:
-        earlier.close()
+        earlier.close(asked=False)
         earlier.await_end()
     try:
         yield

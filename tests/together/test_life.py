@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 import mend_optim
 from mend_optim import ClosedError, Event, MendOptimizer, UsageError
+from mend_optim.transport import background_log
 from tests.support.learners import (
     LOOPBACK,
     TIMING,
@@ -72,6 +73,21 @@ def test_an_optimizer_that_is_dropped_leaves_and_frees_its_model() -> None:
     assert watch.until("left")[0].facts["peer"] == "b"
     gc.collect()  # torch's own optimizers are circles at times
     assert model() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_an_optimizer_that_is_dropped_tells_what_others_do_not_get(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _a, watch, b = pair()
+    assert b.status().unmerged_tokens > 0
+    (thread,) = [thread for thread in workers() if thread is b._learner.worker.thread]
+    del b
+    assert watch.until("left")[0].facts["peer"] == "b"
+    thread.join(30.0)
+    background_log.flush(30.0)
+    (told,) = [each for each in caplog.messages if each.startswith("b: leaves without finish()")]
+    assert "its tokens are in no anchor" in told
 
 
 def test_a_callback_that_leads_to_the_optimizer_keeps_nobody() -> None:

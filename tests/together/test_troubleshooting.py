@@ -249,6 +249,15 @@ def finishes(beats: int, *kinds: str) -> Said:
     return of(engine.engine, engine.now, *kinds)
 
 
+def unfinished() -> Said:
+    """A script ends beside one that trains."""
+    engine = DrivenEngine()
+    engine.step(10, tokens=256)
+    engine.beat(B, step=1)
+    engine.engine.ending.tell_unfinished()
+    return engine.events("unfinished")
+
+
 def pair(*peers: PeerId) -> DrivenEngine:
     engine = DrivenEngine()
     for peer in peers:
@@ -605,6 +614,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "One model again": lambda: other_models("agreed"),
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
+    "An end without finish()": unfinished,
     "A synchronize() that takes long": long_synchronize,
     "Slow": lambda: slow("slow"),
     "Costly": lambda: slow("costly"),

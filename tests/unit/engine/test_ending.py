@@ -84,6 +84,28 @@ def test_one_that_leaves_tells_all_that_it_was_ready() -> None:
     assert [to for to, _ in end.driven.sent(Goodbye)] == [PEER]
 
 
+@pytest.mark.parametrize(
+    ("steps", "peers", "finishing", "told"),
+    [
+        (3, (PEER,), False, [{"unmerged_tokens": 30}]),
+        (3, (PEER,), True, []),  # `finish()` has told it
+        (3, (), False, []),  # nobody has another model
+        (0, (PEER,), False, []),
+    ],
+)
+def test_one_that_ends_without_finish_tells_of_work_that_others_lose(
+    steps: int, peers: tuple[PeerId, ...], finishing: bool, told: list[dict[str, int]]
+) -> None:
+    driven = DrivenEngine()
+    driven.step(steps, tokens=10)
+    for peer in peers:
+        driven.beat(peer, step=1)
+    if finishing:
+        driven.engine.rest(driven.now, finishing=True)
+    driven.engine.ending.tell_unfinished()
+    assert [event.facts for event in driven.events("unfinished")] == told
+
+
 def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
     for quorum in (2, 3):
         end = Finishing(quorum=quorum, steps=1)

@@ -31,8 +31,8 @@ class Fake:
     guard: Guard = field(default_factory=Guard)
     closer: int | None = None
 
-    def close(self) -> None:
-        self.calls.append("close")
+    def close(self, *, asked: bool = True) -> None:
+        self.calls.append("close" if asked else "close unasked")
 
     def await_end(self) -> None:
         self.calls.append("await_end")
@@ -50,7 +50,7 @@ def earlier(request: pytest.FixtureRequest) -> Iterator[Fake]:
 @pytest.mark.parametrize("earlier", [(5000, True)], indirect=True)
 def test_a_dropped_learner_has_ended_before_its_port_is_taken(earlier: Fake) -> None:
     with making_room(HERE):
-        assert earlier.calls == ["close", "await_end"]
+        assert earlier.calls == ["close unasked", "await_end"]
 
 
 @pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)
@@ -67,6 +67,17 @@ def test_a_learner_on_another_port_is_in_nobodys_way(earlier: Fake, listen: str 
         raise TAKEN
     assert error.value is TAKEN
     assert earlier.calls == []
+
+
+@pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)
+def test_the_exit_of_the_interpreter_is_not_the_scripts_word(
+    earlier: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    open_learners._close_at_exit()
+    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
+    open_learners._close_at_exit()
+    assert earlier.calls == ["close unasked", "close"]
 
 
 @pytest.fixture

@@ -242,7 +242,7 @@ class TrainingRun:
         if self.handover:
             return self.learner, self.handover, False
         refuse_late_ranks(self.settings.group)
-        self.model.check()
+        self.model.check_first()
         self.handover = self._make_handover(self.learner)
         replaced = self.handover.begin(self.history.saved)
         note_joined()

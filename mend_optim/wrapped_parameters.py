@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, dtype
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -22,6 +23,11 @@ from mend_optim.model.saved_order import OTHER_ORDER, keeps_order, told_names
 from mend_optim.protocol.handshake import name_order, plain_name
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
+
+FROZEN = (
+    "parameter {name} must be finite to be merged, got NaN or infinity in one that is frozen; make "
+    "a mask a buffer, or give the optimizer only the parameters that it trains"
+)
 
 
 class Loaded(NamedTuple):
@@ -159,6 +165,17 @@ class WrappedParameters:
         if self._listing is None or self._listing[0] != _Listing.of(self.inner):
             self.layout().check(self.mergeable(), self.merged)
         self.layout().check_buffers(self.buffers.tensors())
+
+    @in_plain_mode
+    def check_first(self) -> None:
+        """Before the first step, when all weights are loaded: as `check`. Raise `UsageError` also
+        if a frozen parameter is not finite, as a mask may be: its fragment could never be merged,
+        and no training would change that."""
+        self.check()
+        for named in self.named_groups():
+            for name, tensor in named:
+                if not tensor.requires_grad and not bool(torch.isfinite(tensor).all()):
+                    raise UsageError(FROZEN.format(name=name))
 
     def build(
         self,

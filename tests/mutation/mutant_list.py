@@ -109,6 +109,8 @@ MUTANTS = (
     Mutant("worker-applies-corrections", 2, "runtime/learner",
            "self.worker.mailbox.update({each.fragment: each for each in corrections})",
            "[self.engine.correction_applied(0.0, each.fragment, each.replace) for each in corrections]", THREADS),
+    Mutant("a-frozen-mask-stops-all-merging", 8, "wrapped_parameters", "if not tensor.requires_grad and not bool(", "if False and not bool(",
+           of("together/test_bad_input", "frozen_parameter_that_is_not_finite")),
     Mutant("work-that-others-lose-is-not-told", 5, "runtime/learner", "            if not asked:\n", "            if False:\n",
            of("together/test_life", "others_do_not_get")),
     Mutant("the-exit-of-a-process-is-no-end", 5, "runtime/open_learners", "learner.close(asked=hasattr(sys, \"last_type\"))", "learner.close()",

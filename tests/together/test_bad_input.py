@@ -422,6 +422,21 @@ def test_a_parameter_that_never_gets_values_is_refused_with_the_remedy() -> None
             optimizer.step()
 
 
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_a_frozen_parameter_that_is_not_finite_is_refused_before_the_first_step(
+    value: float,
+) -> None:
+    """It has its values by then. Learners would train on, and merge nothing."""
+    mask = Parameter(torch.zeros(2, 2), requires_grad=False)
+    inner = SGD([{"params": [Parameter(torch.zeros(2))]}, {"params": [mask]}], lr=0.1)
+    with closing(MendOptimizer(inner, listen=LOOPBACK)) as optimizer:
+        mask[0, 1] = value
+        with pytest.raises(UsageError, match=r"parameter 1 must be finite.*make a mask a buffer"):
+            optimizer.step()
+        mask[0, 1] = 0.0
+        optimizer.join()
+
+
 def test_an_expanded_parameter_is_refused() -> None:
     """Its elements share memory: no correction could be added to it."""
     inner = SGD([Parameter(torch.ones(1).expand(4))], lr=0.1)

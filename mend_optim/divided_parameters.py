@@ -9,13 +9,16 @@ from torch import Tensor
 from mend_optim.errors import UsageError
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_shapeless
+from mend_optim.model.saved_order import OTHER_ORDER, told_names
+from mend_optim.protocol.handshake import are_positions
 from mend_optim.ranks.copies_check import CopiesCheck
 from mend_optim.ranks.crew import Crew
-from mend_optim.ranks.pieces import Division, Piece, decode_pieces, encode_pieces
+from mend_optim.ranks.pieces import Division, Held, Piece, decode_held, encode_held
 from mend_optim.ranks.shards import Shards, piece_of, split_of
 from mend_optim.ranks.words import Call
 from mend_optim.shared_tensors import SharedTensors, dtype_of
 from mend_optim.worker.checkpoint import Checkpoint
+from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import WrappedParameters
 
 BUFFERS = (
@@ -43,7 +46,7 @@ class DividedParameters(WrappedParameters):
         super().__init__(wrapped.inner, wrapped.count, wrapped.wrapped_groups, modules)
         if self.buffers.modules:
             raise UsageError(BUFFERS)
-        for name, tensor in self._listed():
+        for name, tensor in self._known():
             if is_shapeless(tensor):
                 raise UsageError(SHAPELESS.format(name=name))
         #: Stands for the whole tensors, on the lead.
@@ -57,21 +60,27 @@ class DividedParameters(WrappedParameters):
         """This rank's tensors by the names that all learners know them by. Of two tensors with one
         name the first: `Division` refuses them."""
         named: dict[str, Tensor] = {}
-        for name, tensor in self._listed():
+        for name, tensor in self._known():
             named.setdefault(name, tensor)
         return named
 
-    def _listed(self) -> list[tuple[str, Tensor]]:
-        listed = self._ordered(self.named_groups(), self.wrapped_groups, self.by_name)
-        return [(name.replace("_orig_mod.", "").removeprefix("module."), t) for name, t in listed]
+    def _known(self) -> list[tuple[str, Tensor]]:
+        ordered = self._ordered(self.named_groups(), self.wrapped_groups, self.by_name)
+        return [(name.replace("_orig_mod.", "").removeprefix("module."), t) for name, t in ordered]
+
+    def _known_as_listed(self) -> bool:
+        """Whether the optimizer lists its tensors in that order, too."""
+        listed = [tensor for group in self.named_groups() for _, tensor in group]
+        return all(map(_is_same, listed, [tensor for _, tensor in self._known()]))
 
     def divide(self, crew: Crew, rank: int, shards: Shards) -> Division:
         """Agree with the other ranks which of them has which elements, and lay out the whole
         tensors. Raises `UsageError`, alike on all ranks but for what is wrong with this rank's
         own tensors."""
-        pieces = [piece_of(name, t, split_of(shards, name, t)) for name, t in self._listed()]
-        told = crew.tell(Call.CONSTRUCTOR, 0, encode_pieces(pieces))
-        division = Division([decode_pieces(each.rstrip(b"\0")) for each in told])
+        pieces = tuple(piece_of(name, t, split_of(shards, name, t)) for name, t in self._known())
+        told = crew.tell(Call.CONSTRUCTOR, 0, encode_held(Held(pieces, self._known_as_listed())))
+        held = [decode_held(each.rstrip(b"\0")) for each in told]
+        division = Division([each.pieces for each in held], all(each.as_listed for each in held))
         self.copies = CopiesCheck(division, rank, self.named())
         self.copies.refuse_unequal(crew.tell(Call.CONSTRUCTOR, 0, self.copies.digests()))
         self._whole = _whole_layout(division, self.count)
@@ -96,7 +105,9 @@ class DividedParameters(WrappedParameters):
     def _refuse_other_order(
         self, state: object, saved: Checkpoint, layout: Layout, wrapped: int
     ) -> None:
-        """Refuse nothing: no rank lists all tensors, or has the weights of all."""
+        """Names in `state` cannot be compared with positions here: no rank has all weights."""
+        if are_positions(told := told_names(state)) and not layout.as_listed:
+            raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
 
     def check(self) -> None:
         """Raise `UsageError` if the inner optimizer's parameters are not those that were laid

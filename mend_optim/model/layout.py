@@ -144,7 +144,7 @@ class Layout:
                 )
         #: Without the part that `torch.compile` adds.
         self.names = tuple(map(plain_name, names))
-        self._as_listed = as_listed
+        self.as_listed = as_listed
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
         #: Parameter indices of each added group.
@@ -187,7 +187,7 @@ class Layout:
         return (
             ("number of parameters", str(wrapped)),
             *((f"{PARAMETER}{name}", kind) for name, kind in listed),
-            *(() if self._as_listed else (BY_NAME,)),
+            *(() if self.as_listed else (BY_NAME,)),
             *((f"{BUFFER}{name}", f"{shape} {dtype}") for name, shape, dtype in self.buffers),
             *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
         )

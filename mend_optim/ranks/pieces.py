@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,22 +110,33 @@ def _placed(runs: Runs) -> Iterator[tuple[Run, int]]:
         at += stop - start
 
 
-def encode_pieces(pieces: Sequence[Piece]) -> bytes:
+class Held(NamedTuple):
+    """The pieces of a rank, in the order of its parameters, and whether its optimizer lists them in
+    that order, too."""
+
+    pieces: tuple[Piece, ...]
+    as_listed: bool = True
+
+
+def encode_held(held: Held) -> bytes:
     """The pieces of a rank as bytes for the other ranks."""
-    return json.dumps([[p.name, p.shape, p.dtype, p.where] for p in pieces]).encode()
+    pieces = [[p.name, p.shape, p.dtype, p.where] for p in held.pieces]
+    return json.dumps([pieces, held.as_listed]).encode()
 
 
-def decode_pieces(data: bytes) -> tuple[Piece, ...]:
-    """The inverse of `encode_pieces`."""
-    return tuple(
+def decode_held(data: bytes) -> Held:
+    """The inverse of `encode_held`."""
+    told, as_listed = json.loads(data)
+    pieces = (
         Piece(
             name=name,
             shape=tuple(shape),
             dtype=dtype,
             where=tuple(tuple((start, stop) for start, stop in runs) for runs in where),
         )
-        for name, shape, dtype, where in json.loads(data)
+        for name, shape, dtype, where in told
     )
+    return Held(tuple(pieces), as_listed)
 
 
 # ── the pieces of all ranks ───────────────────────────────────────────────────────────────────────
@@ -138,13 +150,14 @@ class Division:
 
     Args:
         pieces: those of each rank, in the order of its parameters. Rank 0 is the lead.
+        as_listed: whether the optimizer of each lists them in that order, too.
 
     Raises:
         UsageError: the law does not hold, a rank has a name twice, or a tensor has two shapes or
             dtypes. As all ranks know all pieces, all of them raise the same.
     """
 
-    def __init__(self, pieces: Sequence[Sequence[Piece]]) -> None:
+    def __init__(self, pieces: Sequence[Sequence[Piece]], as_listed: bool = True) -> None:
         self.pieces = tuple(map(tuple, pieces))
         #: Each tensor, with one of its pieces, in the order that all learners have them in.
         #: Positions are in that of rank 0, then what rank 1 has besides, and so on.
@@ -159,7 +172,7 @@ class Division:
         listed = list(self.tensors)
         order = name_order(listed)
         #: Whether that is also the order in which the ranks list them.
-        self.as_listed = order == sorted(order)
+        self.as_listed = as_listed and order == sorted(order)
         self.tensors = {listed[i]: self.tensors[listed[i]] for i in order}
         distinct: dict[str, list[Piece]] = {name: [] for name in self.tensors}
         for piece in self.holders:

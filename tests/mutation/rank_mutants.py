@@ -263,8 +263,8 @@ RANK_MUTANTS = (
     mutant(
         "ranks-hide-that-they-order-by-name",
         "pieces",
-        "self.as_listed = order == sorted(order)",
-        "self.as_listed = True",
+        "self.as_listed = as_listed and order == sorted(order)",
+        "self.as_listed = as_listed",
         PIECES,
     ),
     mutant(

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from mend_optim import UsageError
 from mend_optim.ranks.pieces import (
     Division,
+    Held,
     Piece,
     Runs,
     count,
     dealt,
-    decode_pieces,
-    encode_pieces,
+    decode_held,
+    encode_held,
     runs_of,
     times_held,
 )
@@ -110,7 +111,9 @@ def test_a_rank_that_is_missing_leaves_a_gap(
 
 @given(divided())
 def test_pieces_travel(case: tuple[tuple[int, ...], list[Piece]]) -> None:
-    assert list(decode_pieces(encode_pieces(case[1]))) == case[1]
+    for as_listed in (True, False):
+        held = Held(tuple(case[1]), as_listed)
+        assert decode_held(encode_held(held)) == held
 
 
 @given(divided())
@@ -148,6 +151,7 @@ def test_tensors_are_in_the_order_of_their_names() -> None:
     assert list(division.tensors) == ["b", "x", "y"]
     assert not division.as_listed
     assert Division([[whole("x", 1), whole("y", 1)]]).as_listed
+    assert not Division([[whole("x", 1), whole("y", 1)]], as_listed=False).as_listed
 
 
 def test_positions_are_in_the_order_of_the_ranks() -> None:

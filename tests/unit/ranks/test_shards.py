@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend_optim import UsageError
 from mend_optim.model.copies import own_part
-from mend_optim.ranks.pieces import Division, Piece, decode_pieces
+from mend_optim.ranks.pieces import Division, Piece, decode_held
 from mend_optim.ranks.shards import Split, megatron, piece_of, split_of
 from tests.unit.ranks import world_of_64
 
@@ -214,7 +214,7 @@ def test_the_pieces_of_64_ranks_are_whole_and_nobody_waits() -> None:
     assert {rank["wrong"] for rank in said} == {0}
     assert {rank["collectives"] for rank in said} == {0}
     said.sort(key=lambda rank: int(rank["rank"]))
-    division = Division([decode_pieces(rank["pieces"].encode()) for rank in said])
+    division = Division([decode_held(rank["pieces"].encode()).pieces for rank in said])
     assert len(division.tensors) == world_of_64.PARAMETERS
     copied = {len(division.holders[piece]) for piece in division.copied()}
     assert copied == {

@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim.model.copies import own_part
-from mend_optim.ranks.pieces import encode_pieces
+from mend_optim.ranks.pieces import Held, encode_held
 from mend_optim.ranks.shards import piece_of
 
 STAGES, DATA, TENSOR = 2, 8, 4
@@ -82,7 +82,7 @@ def play(rank: int) -> dict[str, Any]:
         for there, here in piece.blocks():
             own[here] = whole[there]
         wrong += not torch.equal(own, own_part(parameter.detach()))
-    said = encode_pieces(pieces).decode()
+    said = encode_held(Held(tuple(pieces))).decode()
     return {"rank": rank, "wrong": wrong, "collectives": collectives.calls, "pieces": said}
 
 

@@ -1,0 +1,62 @@
+"""The parameters of a rank, and the order in which all learners have them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from mend_optim.divided_parameters import DividedParameters
+from mend_optim.model.fragment_count import FragmentCount
+from mend_optim.protocol.handshake import BY_NAME
+from mend_optim.ranks.crew import Crew
+from mend_optim.worker.checkpoint_reader import OtherModelError
+from mend_optim.wrapped_parameters import WrappedParameters
+
+
+class Solitary:
+    """A crew of one."""
+
+    def tell(self, call: object, step: int, data: bytes) -> list[bytes]:
+        return [data]
+
+
+def divided(*names: str) -> DividedParameters:
+    """Parameters of one shape with these names, as the optimizer lists them; without names, two."""
+    tensors = [nn.Parameter(torch.full((2,), float(i))) for i in range(len(names) or 2)]
+    listed: Any = list(zip(names, tensors, strict=True)) if names else tensors
+    made = DividedParameters(WrappedParameters(SGD(listed, lr=0.1), FragmentCount(told=1), 1))
+    made.divide(cast(Crew, Solitary()), 0, None)
+    made.lay_out()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("names", "by_name"), [(("a", "b"), False), (("b", "a"), True), ((), False)]
+)
+def test_ranks_tell_that_they_list_their_parameters_in_another_order(
+    names: tuple[str, ...], by_name: bool
+) -> None:
+    """A learner without names lists those of the same model as its modules have them."""
+    assert (BY_NAME in divided(*names).layout().fingerprint()) is by_name
+
+
+def test_a_checkpoint_without_names_is_refused_where_the_order_by_name_is_another_one() -> None:
+    """Shapes are equal: each tensor would take the anchor of the other."""
+    saved = {"model": [["parameter 0", "[2] torch.float32"], ["parameter 1", "[2] torch.float32"]]}
+    for names in (("a", "b"), ()):
+        refuse(divided(*names), saved)
+    with pytest.raises(OtherModelError, match=r"in the order of this optimizer, got \['0', '1'\]"):
+        refuse(divided("b", "a"), saved)
+
+
+def test_names_in_a_checkpoint_are_not_compared_with_positions() -> None:
+    """No rank has all weights, which a learner without ranks compares."""
+    refuse(divided(), {"model": [["parameter b", "[2]"], ["parameter a", "[2]"]]})
+
+
+def refuse(parameters: DividedParameters, saved: dict[str, Any]) -> None:
+    parameters._refuse_other_order(saved, cast(Any, None), parameters.layout(), 1)

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
-from mend_optim.model.copies import belong_to, sketches
+from mend_optim.model.copies import belong_to, own_part, sketches
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
@@ -174,7 +174,7 @@ class WrappedParameters:
         self.check()
         for named in self.named_groups():
             for name, tensor in named:
-                if not tensor.requires_grad and not bool(torch.isfinite(tensor).all()):
+                if not tensor.requires_grad and not _is_finite(own_part(tensor)):
                     raise UsageError(FROZEN.format(name=name))
 
     def build(
@@ -330,6 +330,11 @@ class WrappedParameters:
         if is_other and self.laid_out:
             self.lay_out(loaded.layout)
         return is_other
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    wide = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # float8 cannot tell
+    return bool(torch.isfinite(wide).all())
 
 
 def _once(

@@ -117,7 +117,7 @@ MUTANTS = (
            of("unit/test_divided_parameters")),
     Mutant("ranks-hide-that-one-lists-in-another-order", 5, "ranks/pieces", "self.as_listed = as_listed and order == sorted(order)", "self.as_listed = order == sorted(order)",
            of("unit/ranks/test_pieces")),
-    Mutant("a-frozen-mask-stops-all-merging", 8, "wrapped_parameters", "if not tensor.requires_grad and not bool(", "if False and not bool(",
+    Mutant("a-frozen-mask-stops-all-merging", 8, "wrapped_parameters", "if not tensor.requires_grad and not _is_finite(", "if False and not _is_finite(",
            of("together/test_bad_input", "frozen_parameter_that_is_not_finite")),
     Mutant("work-that-others-lose-is-not-told", 5, "runtime/learner", "            if not asked:\n", "            if False:\n",
            of("together/test_life", "others_do_not_get")),

@@ -38,6 +38,7 @@ from tests.support.learners import (
     together,
     weights,
 )
+from tests.support.older_torch import needs_names
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -354,6 +355,7 @@ def test_frozen_integers_stay_out(dtype: torch.dtype) -> None:
         assert [read(optimizer) for optimizer in made] == [[0.0, 1]] * 2
 
 
+@needs_names
 def test_a_parameter_is_named_as_its_optimizer_names_it() -> None:
     named = [
         ("weight", weights(1.0)[0]),

@@ -23,6 +23,9 @@ from tests.support.learners import (
     together,
     weights,
 )
+from tests.support.older_torch import needs_names
+
+pytestmark = needs_names
 
 #: The order of these names is not that of the list.
 NAMES = ("z", "a")

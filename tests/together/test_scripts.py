@@ -34,6 +34,7 @@ from tests.support.learners import (
     together,
     weights,
 )
+from tests.support.older_torch import needs_float8
 from tests.support.two_steps import SAM
 
 
@@ -104,6 +105,7 @@ def test_merges_finer_than_bfloat16_add_up(adopt_after: int) -> None:
         assert [read(o) for o in optimizers] == [[250.0], [250.0]]
 
 
+@needs_float8
 def test_frozen_float8_weights_do_not_stop_training() -> None:
     def make() -> SGD:
         (small,) = weights(1.5, dtype=torch.float8_e4m3fn)

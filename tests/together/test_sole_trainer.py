@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 import mend_optim
 from mend_optim import MendOptimizer, UsageError
 from tests.support.learners import LOOPBACK, descent, read, step, weights
+from tests.support.older_torch import needs_names
 
 ALONE: dict[str, Any] = {"timing": mend_optim.Timing(join_timeout_s=0.0), "sync_every": 2}
 
@@ -106,6 +107,7 @@ def frozen() -> tuple[SGD, SGD]:
     return first, second
 
 
+@needs_names
 @pytest.mark.parametrize("inners", [two_heads, tied, frozen])
 def test_a_parameter_of_another_learner_is_refused_by_name(
     inners: Callable[[], tuple[SGD, SGD]],
@@ -135,6 +137,7 @@ def test_optimizers_with_parameters_of_their_own_train_side_by_side() -> None:
     assert (read(first), read(second)) == ([6.0], [6.0])
 
 
+@needs_names
 def test_without_peers_optimizers_may_share_parameters() -> None:
     inners = two_heads()
     with_peers = learner(inners[0], "first")
@@ -169,6 +172,7 @@ def test_an_empty_parameter_is_no_place_in_memory() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
+@needs_names
 def test_parameters_are_free_once_the_other_wrapper_is_gone() -> None:
     """A second phase of training has a new optimizer for all of the model."""
     inners = two_heads()

@@ -15,6 +15,9 @@ from mend_optim.protocol.handshake import BY_NAME
 from mend_optim.ranks.crew import Crew
 from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import WrappedParameters
+from tests.support.older_torch import needs_names
+
+pytestmark = needs_names
 
 
 class Solitary:

@@ -9,6 +9,7 @@ from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.protocol.handshake import name_order
 from mend_optim.worker.checkpoint import Checkpoint, to_state
 from mend_optim.wrapped_parameters import WrappedParameters, wrapped_again
+from tests.support.older_torch import needs_names
 
 SIZES = {"b": 3, "_orig_mod.a": 2, "c": 4}
 
@@ -25,6 +26,7 @@ def sizes(model: WrappedParameters) -> list[int]:
     return [len(tensor) for tensor in model.merged]
 
 
+@needs_names
 def test_named_tensors_are_in_the_order_of_their_names() -> None:
     assert name_order(list(SIZES)) == [1, 0, 2]
     for names in (["b", "_orig_mod.a", "c"], ["c", "b", "_orig_mod.a"]):
@@ -41,6 +43,7 @@ def test_what_has_no_name_of_its_own_is_in_the_order_of_the_list() -> None:
     assert name_order(["a", "_orig_mod.a"]) == [0, 1]
 
 
+@needs_names
 def test_tensors_that_are_laid_out_keep_their_names() -> None:
     """A stage of a pipeline loads a checkpoint of ranks that had other parameters."""
     model = wrapped(["b", "c"])
@@ -55,6 +58,7 @@ def test_tensors_that_are_laid_out_keep_their_names() -> None:
     assert model.inner.param_groups[0]["lr"] == 0.5
 
 
+@needs_names
 def test_without_learners_names_are_those_of_the_checkpoint_as_in_torch() -> None:
     model = wrapped(["b", "c"])
     state = wrapped(["c", "b"]).inner.state_dict()
@@ -62,6 +66,7 @@ def test_without_learners_names_are_those_of_the_checkpoint_as_in_torch() -> Non
     assert model.inner.param_groups[0]["param_names"] == ["c", "b"]
 
 
+@needs_names
 def test_added_groups_come_last() -> None:
     model = wrapped(["c", "b"], added=("_orig_mod.a",))
     model.lay_out()
@@ -70,12 +75,14 @@ def test_added_groups_come_last() -> None:
     assert sizes(model) == [3, 4, 2]
 
 
+@needs_names
 def test_a_tensor_without_a_name_is_not_lost() -> None:
     model = wrapped(["c", "b"])
     model.inner.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
     assert len(model.mergeable()) == 3
 
 
+@needs_names
 def test_a_checkpoint_of_another_order_goes_on_in_it() -> None:
     """The first versions had the tensors as they are listed."""
     earlier, now = wrapped(["c", "b"]), wrapped(["c", "b"])

@@ -26,6 +26,7 @@ from mend_optim.model.moment_state import (
 )
 from tests import reference
 from tests.support.depth import many
+from tests.support.older_torch import HAS_TENSOR_BETAS
 
 Make = Callable[[Any], Optimizer]
 LR = 1e-3
@@ -56,9 +57,6 @@ OPTIMIZERS: dict[str, Make] = {
     "AdamW, foreach": lambda p: optim.AdamW(p, lr=LR, foreach=True),
     "AdamW, fused": lambda p: optim.AdamW(p, lr=LR, fused=True),
     "AdamW, tensor lr": lambda p: optim.AdamW(p, lr=torch.tensor(LR)),
-    "Adam, tensor betas": lambda p: optim.Adam(
-        p, lr=LR, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False
-    ),
     "AMSGrad": lambda p: optim.AdamW(p, lr=LR, amsgrad=True),
     "NAdam": lambda p: optim.NAdam(p, lr=LR),
     "RAdam": lambda p: optim.RAdam(p, lr=LR, betas=(0.9, 0.99)),
@@ -74,6 +72,10 @@ OPTIMIZERS: dict[str, Make] = {
 }
 if hasattr(optim, "Muon"):
     OPTIMIZERS["Muon"] = lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=LR)
+if HAS_TENSOR_BETAS:
+    OPTIMIZERS["Adam, tensor betas"] = lambda p: optim.Adam(
+        p, lr=LR, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False
+    )
 COUNTLESS = ("SGD", "Lion", "Muon")  # these have no state["step"]
 SHAPES = [(3, 2), (2, 4)]
 ADAM = {
@@ -111,6 +113,10 @@ class Learner:
             parameter.grad = gradient
         self.inner.step()
         self.steps += 1
+
+    def noise(self) -> list[Tensor]:
+        """A gradient for each parameter, with the strides of the parameter."""
+        return [torch.empty_like(p).normal_(generator=self.draws) for p in self.parameters]
 
     def train(self, steps: int, rest: float = 0.0) -> Learner:
         """Gradients of all sizes; `rest`: the chance of a tensor to have none."""
@@ -629,7 +635,7 @@ def test_tensors_of_every_kind(name: str) -> None:
         )
     for learner in (one, other):
         for _ in range(3):
-            learner.step([torch.randn_like(p, generator=learner.draws) for p in learner.parameters])
+            learner.step(learner.noise())
     for moment in one.moments:
         (own, then), (theirs, _) = one.read(moment), other.read(moment)
         assert own.isfinite().all()
@@ -1010,7 +1016,7 @@ def test_a_newcomer_with_tensors_of_every_kind(name: str) -> None:
         Learner(OPTIMIZERS[name], seed, parameters=is_unknown_optimizer()) for seed in (1, 2)
     )
     for _ in range(3):
-        veteran.step([torch.randn_like(p, generator=veteran.draws) for p in veteran.parameters])
+        veteran.step(veteran.noise())
     taken_over(newcomer, veteran)
     for one, other in zip(newcomer.everything(), veteran.everything(), strict=True):
         assert (one.dtype, one.stride()) == (other.dtype, other.stride())

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend_optim import UsageError
@@ -24,6 +23,14 @@ from mend_optim.model.copies import own_part
 from mend_optim.ranks.pieces import Division, Piece, decode_held
 from mend_optim.ranks.shards import Split, megatron, piece_of, split_of
 from tests.unit.ranks import world_of_64
+
+kinds = pytest.importorskip("torch.distributed.tensor.placement_types")
+Partial, Replicate, Shard, Strided = (
+    kinds.Partial,
+    kinds.Replicate,
+    kinds.Shard,
+    kinds._StridedShard,
+)
 
 
 @dataclass
@@ -74,7 +81,7 @@ def distributed(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[Any]]
     dims = st.integers(0, len(shape) - 1)
     placements = st.one_of(
         st.builds(Shard, dims),
-        st.builds(lambda d, f: _StridedShard(d, split_factor=f), dims, st.integers(2, 3)),
+        st.builds(lambda d, f: Strided(d, split_factor=f), dims, st.integers(2, 3)),
         st.just(Replicate()),
     )
     return shape, sizes, [draw(placements) for _ in sizes]
@@ -101,7 +108,7 @@ def test_the_piece_is_what_torch_puts_there(
 
 def test_a_fused_query_key_and_value_is_three_blocks() -> None:
     """torch's own `compute_local_shape_and_global_offset` is wrong here."""
-    tensor: Any = Distributed((12,), [_StridedShard(0, split_factor=3)], Mesh([2], (1,)))
+    tensor: Any = Distributed((12,), [Strided(0, split_factor=3)], Mesh([2], (1,)))
     assert piece_of("qkv", tensor).where == (((2, 4), (6, 8), (10, 12)),)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from mend_optim.errors import UsageError
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_shapeless
-from mend_optim.model.saved_order import OTHER_ORDER, told_names
+from mend_optim.model.saved_order import OTHER_ORDER, is_by_name, told_names
 from mend_optim.protocol.handshake import are_positions
 from mend_optim.ranks.copies_check import CopiesCheck
 from mend_optim.ranks.crew import Crew
@@ -105,8 +105,14 @@ class DividedParameters(WrappedParameters):
     def _refuse_other_order(
         self, state: object, saved: Checkpoint, layout: Layout, wrapped: int
     ) -> None:
-        """Names in `state` cannot be compared with positions here: no rank has all weights."""
-        if are_positions(told := told_names(state)) and not layout.as_listed:
+        """What a checkpoint and the ranks say of their orders is compared, and no weights: no rank
+        has all of them."""
+        told = told_names(state)
+        saved_listed, own_listed = not is_by_name(state), layout.as_listed
+        other = (are_positions(told) and not own_listed) or (
+            are_positions(layout.names) and not saved_listed
+        )
+        if other:
             raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
 
     def check(self) -> None:

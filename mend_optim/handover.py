@@ -17,6 +17,7 @@ from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.rollback import EarlierAnchor
+from mend_optim.environment import note_joined
 from mend_optim.model.layout import Layout
 from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.own_tensors import ModelTensors
@@ -97,6 +98,7 @@ class Handover:
                 resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
             anchors = self._anchors(weights)
             replaced = self._learner.begin(anchors, resumed, ())
+        note_joined()
         self.run()
         return replaced
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.engine.ledger import Event
-from mend_optim.environment import note_joined
 from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
@@ -242,11 +241,11 @@ class TrainingRun:
         if self.handover:
             return self.learner, self.handover, False
         refuse_late_ranks(self.settings.group)
-        self.model.check_first()
+        self.model.check()
         self.handover = self._make_handover(self.learner)
         replaced = self.handover.begin(self.history.saved)
-        note_joined()
         self.history.begun()
+        self.model.check_frozen()  # by now the cluster may have replaced a newcomer's
         return self.learner, self.handover, replaced
 
     def _make_handover(self, learner: Learner) -> Handover:

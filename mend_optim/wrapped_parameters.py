@@ -167,11 +167,9 @@ class WrappedParameters:
         self.layout().check_buffers(self.buffers.tensors())
 
     @in_plain_mode
-    def check_first(self) -> None:
-        """Before the first step, when all weights are loaded: as `check`. Raise `UsageError` also
-        if a frozen parameter is not finite, as a mask may be: its fragment could never be merged,
-        and no training would change that."""
-        self.check()
+    def check_frozen(self) -> None:
+        """Raise `UsageError` if a frozen parameter is not finite, as a mask may be: its fragment
+        can never be merged, and no training changes that."""
         for named in self.named_groups():
             for name, tensor in named:
                 if not tensor.requires_grad and not _is_finite(own_part(tensor)):
@@ -334,7 +332,8 @@ class WrappedParameters:
 
 def _is_finite(tensor: Tensor) -> bool:
     wide = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # float8 cannot tell
-    return bool(torch.isfinite(wide).all())
+    # The sum needs no memory. It may overflow, though all elements are finite.
+    return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
 
 
 def _once(

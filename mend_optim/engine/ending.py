@@ -33,7 +33,7 @@ from mend_optim.protocol.messages import Beat, Rumor
 
 UNFINISHED = (
     "leaves without finish(), and {} of its tokens are in no anchor: call finish() after the loop, "
-    "which merges them and lets all end with one model; or go on from a checkpoint, which has them"
+    "which merges them and lets all end with one model; or save a checkpoint and go on from it"
 )
 #: For so many beats a learner that finishes waits for one that has left in mid-run.
 RETURN_BEATS = 2

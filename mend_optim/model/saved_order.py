@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mend_optim.protocol.handshake import PARAMETER, are_positions
+from mend_optim.protocol.handshake import BY_NAME, PARAMETER, are_positions
 
 OTHER_ORDER = (
     "state_dict must have the parameters in the order of this optimizer, got {} first, here {}: "
@@ -23,6 +23,12 @@ def told_names(state: Any) -> list[str]:
     """The names of the wrapped parameters in a checkpoint that could be read, in its order."""
     fields = (str(field) for field, _ in state["model"])
     return [field.removeprefix(PARAMETER) for field in fields if field.startswith(PARAMETER)]
+
+
+def is_by_name(state: Any) -> bool:
+    """Whether a checkpoint says that it has the parameters in the order of their names, and that
+    the optimizer listed them in another one."""
+    return list(BY_NAME) in [list(field) for field in state["model"]]
 
 
 def keeps_order(told: Sequence[str], own: Sequence[str], listed: Sequence[str]) -> bool | None:

@@ -104,6 +104,7 @@ def _close_at_exit() -> None:
     """The interpreter exits. If an exception ended the script, that stays the last word."""
     for learner in _listed():
         learner.close(asked=hasattr(sys, "last_type"))
+        learner.await_end()  # it may be closing already, because its optimizer is gone
 
 
 @contextmanager

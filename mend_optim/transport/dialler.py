@@ -28,6 +28,7 @@ from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import why_unreached
+from mend_optim.transport.dial_turns import DialTurns
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
@@ -109,7 +110,7 @@ class Dialler:
         #: By (address, seed) that is visited, how often in a row nobody has answered.
         self._failures: dict[tuple[str, str], int] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._hearsay = asyncio.Semaphore(HEARSAY_DIALS)
+        self._hearsay = DialTurns(HEARSAY_DIALS)
 
     def start(self, seeds: Sequence[str], lists: Sequence[PeerList], address: str) -> None:
         """Begin to dial the seeds, those of the lists, and whatever contacts the handler lists.
@@ -177,14 +178,14 @@ class Dialler:
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
     @asynccontextmanager
-    async def _turn(self, contact: PeerId | None) -> AsyncIterator[None]:
+    async def _turn(self, address: str, contact: PeerId | None) -> AsyncIterator[None]:
         """Connect and say hello inside. A seed, and a peer that has agreed before, is always next.
-        An address where nobody answers keeps its turn for a beat: so the dead addresses that
-        somebody tells of cost this learner so many dials a beat, however many there are."""
+        A visit that fails keeps its turn for a beat. So only a few addresses where no learner is
+        are dialled in each beat, however many of them somebody tells of."""
         if contact is None or self._links.get(contact) is not None:
             yield
             return
-        async with self._hearsay:
+        async with self._hearsay.one(self._failures.get((address, ""), 0)):
             try:
                 yield
             except Exception:
@@ -196,7 +197,9 @@ class Dialler:
             name = await self._name_at(address, seed, contact)
             self._security.check_peer(name, None)
             async with AsyncExitStack() as open_:
-                async with self._turn(contact):
+                async with self._turn(address, contact):
+                    if not self._is_wanted(address, seed, contact):  # it may have waited for long
+                        return VisitOutcome.FAILED
                     connection = await open_.enter_async_context(self._connected(address, name))
                     theirs = await self._ask(connection, address, seed, name)
                 return await self._meet(connection, theirs, address, seed)

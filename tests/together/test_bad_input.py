@@ -424,18 +424,52 @@ def test_a_parameter_that_never_gets_values_is_refused_with_the_remedy() -> None
             optimizer.step()
 
 
-@pytest.mark.parametrize("value", [NAN, -INF])
-def test_a_frozen_parameter_that_is_not_finite_is_refused_before_the_first_step(
-    value: float,
-) -> None:
-    """It has its values by then. Learners would train on, and merge nothing."""
+def masked(value: float) -> tuple[SGD, Parameter]:
+    """An optimizer of one parameter that trains, and of a frozen one with such an element."""
     mask = Parameter(torch.zeros(2, 2), requires_grad=False)
-    inner = SGD([{"params": [Parameter(torch.zeros(2))]}, {"params": [mask]}], lr=0.1)
-    with closing(MendOptimizer(inner, listen=LOOPBACK)) as optimizer:
-        mask[0, 1] = value
-        with pytest.raises(UsageError, match=r"parameter 1 must be finite.*make a mask a buffer"):
-            optimizer.step()
-        mask[0, 1] = 0.0
+    mask[0, 1] = value
+    return SGD([{"params": [Parameter(torch.zeros(2))]}, {"params": [mask]}], lr=0.1), mask
+
+
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_a_frozen_parameter_that_is_not_finite_is_refused_at_the_first_step(value: float) -> None:
+    """Learners would train on, and merge nothing."""
+    inner, _ = masked(value)
+    alone = Timing(beat_s=0.05, join_timeout_s=0.05)
+    optimizer = MendOptimizer(inner, listen=LOOPBACK, timing=alone)
+    told = r"parameter 1 must be finite.*make a mask a buffer"
+    with closing(optimizer), pytest.raises(UsageError, match=told):
+        optimizer.step()
+
+
+def test_a_newcomer_may_have_any_values_in_a_frozen_parameter() -> None:
+    """It takes over those of the others."""
+    (old, _), (new, mask) = masked(1.0), masked(NAN)
+    joined = threading.Event()
+
+    def step_on(optimizer: MendOptimizer) -> None:
+        while not joined.is_set():
+            step(optimizer, 1.0)
+
+    def join(optimizer: MendOptimizer) -> None:
+        try:
+            optimizer.join()
+        finally:
+            joined.set()
+
+    with cluster(old, new, started=False) as (first, second):
+        step(first, 1.0)
+        together(lambda: step_on(first), lambda: join(second))
+        assert bool(mask.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_frozen_parameter_may_have_a_sum_beyond_its_dtype(dtype: torch.dtype) -> None:
+    large = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+    frozen = Parameter(large, requires_grad=False)
+    inner = SGD([Parameter(torch.zeros(2)), frozen], lr=0.1)
+    alone = Timing(beat_s=0.05, join_timeout_s=0.05)
+    with closing(MendOptimizer(inner, listen=LOOPBACK, timing=alone)) as optimizer:
         optimizer.join()
 
 

@@ -56,9 +56,12 @@ def test_a_checkpoint_without_names_is_refused_where_the_order_by_name_is_anothe
         refuse(divided("b", "a"), saved)
 
 
-def test_names_in_a_checkpoint_are_not_compared_with_positions() -> None:
-    """No rank has all weights, which a learner without ranks compares."""
-    refuse(divided(), {"model": [["parameter b", "[2]"], ["parameter a", "[2]"]]})
+def test_ranks_without_names_take_no_checkpoint_whose_order_is_by_name_alone() -> None:
+    listed = [["parameter a", "[2]"], ["parameter b", "[2]"]]
+    refuse(divided(), {"model": listed})  # the optimizer listed them so, too
+    refuse(divided("b", "a"), {"model": [*listed, list(BY_NAME)]})
+    with pytest.raises(OtherModelError, match=r"got \['a', 'b'\] first, here \['0', '1'\]"):
+        refuse(divided(), {"model": [*listed, list(BY_NAME)]})
 
 
 def refuse(parameters: DividedParameters, saved: dict[str, Any]) -> None:

@@ -70,14 +70,17 @@ def test_a_learner_on_another_port_is_in_nobodys_way(earlier: Fake, listen: str 
 
 
 @pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)
+@pytest.mark.parametrize("fault", [None, KeyboardInterrupt])
 def test_the_exit_of_the_interpreter_is_not_the_scripts_word(
-    earlier: Fake, monkeypatch: pytest.MonkeyPatch
+    earlier: Fake, fault: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An exception that has ended the script says enough. A learner may be closing already, and has
+    to say its last words, too."""
     monkeypatch.delattr(sys, "last_type", raising=False)
+    if fault:
+        monkeypatch.setattr(sys, "last_type", fault, raising=False)
     open_learners._close_at_exit()
-    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
-    open_learners._close_at_exit()
-    assert earlier.calls == ["close unasked", "close"]
+    assert earlier.calls == ["close" if fault else "close unasked", "await_end"]
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ A gap "with a core" is one without the time in which the training thread was rea
 threads had all cores, as Linux counts it. Waiting for a lock, or for Python's, stays in it, even
 where the thread that holds the lock has no core.
 
-The rounds that an attack costs are those that the learner would have adopted in as many steps in
-peace, less those that it adopted."""
+The rounds that an attack costs are those that the learner adopts in as many steps in peace, less
+those that it adopted. A short span has a round more or less by chance, so what is usual is the mean
+of all spans in peace."""
 
 from __future__ import annotations
 
@@ -51,13 +52,6 @@ class Pair(NamedTuple):
 
     peace: Span
     attack: Span
-
-    @property
-    def rounds_lost(self) -> float:
-        """The rounds that "a" would have adopted in peace, and did not. Below 0, it adopted more of
-        them than in peace."""
-        usual = self.peace.rounds / self.peace.a.steps
-        return usual * self.attack.a.steps - self.attack.rounds
 
 
 GAPS: dict[str, Callable[[Span], float]] = {
@@ -146,16 +140,23 @@ def _take(ground: Ground) -> tuple[Longest, Longest]:
     return a, b
 
 
+def rounds_lost(attack: Span, usual: float) -> float:
+    """The rounds that "a" would have adopted with so many a step, and did not. Below 0, it adopted
+    more of them."""
+    return usual * attack.a.steps - attack.rounds
+
+
 def rows(measured: Mapping[str, list[Pair]]) -> Iterator[Result]:
     """Five rows for each attack, and for all of them."""
     every = [pair for pairs in measured.values() for pair in pairs]
+    usual = sum(pair.peace.rounds for pair in every) / sum(pair.peace.a.steps for pair in every)
     for name, pairs in {**measured, "all attacks": every}.items():
         steps = sorted(pair.attack.a.steps for pair in pairs)
         notes = f"spans of {steps[0]} to {steps[-1]} steps"
         with_core = [1e3 * pair.attack.a.gap_with_core_s for pair in pairs]
         what = f"{name}: longest gap with a core"
         yield plain("hostile", what, "ms", with_core, notes, goal=f"<= {BUDGET_MS}")
-        lost = [pair.rounds_lost for pair in pairs]
+        lost = [rounds_lost(pair.attack, usual) for pair in pairs]
         what = f"{name}: rounds lost"
         yield plain("hostile", what, "rounds", lost, notes, goal=f"<= {BUDGET_ROUNDS}")
         for gaps, of_whom in GAPS.items():

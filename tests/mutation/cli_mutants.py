@@ -307,7 +307,7 @@ CLI_MUTANTS = (
     ),
     mutant(
         "nobody-notes-that-it-joined",
-        "training_run",
+        "handover",
         "        note_joined()\n",
         "",
         of("together/test_scripts", "noted"),

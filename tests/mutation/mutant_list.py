@@ -123,6 +123,8 @@ MUTANTS = (
            of("together/test_bad_input", "sum_beyond")),
     Mutant("ranks-take-an-order-by-name-for-the-lists", 5, "divided_parameters", "are_positions(layout.names) and not saved_listed", "False",
            of("unit/test_divided_parameters")),
+    Mutant("what-has-no-waitid-runs-nothing", 8, "cli/run/supervisor", "    if not hasattr(os, \"waitid\"):\n", "    if False:\n",
+           of("system/test_run", "waitid")),
     Mutant("a-frozen-mask-stops-all-merging", 8, "wrapped_parameters", "if not tensor.requires_grad and not _is_finite(", "if False and not _is_finite(",
            of("together/test_bad_input", "frozen_parameter_that_is_not_finite")),
     Mutant("work-that-others-lose-is-not-told", 5, "runtime/learner", "            if not asked:\n", "            if False:\n",

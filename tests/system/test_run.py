@@ -116,6 +116,35 @@ def test_a_learner_that_ends_badly_is_started_again_so_many_times() -> None:
     assert "it is not started again" in err
 
 
+def test_a_system_without_waitid_starts_learners_again() -> None:
+    """macOS has it from Python 3.13 on."""
+    run = ["run", "-n", "1", "--restarts", "1", "--pause", "0.01", "--", "sh", "-c", "exit 7"]
+    code = (
+        "import os, sys; del os.waitid; from mend_optim.cli.command import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *run],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert "(1 of 1)" in done.stderr
+    assert "it is not started again" in done.stderr
+
+
+def test_a_system_without_groups_of_processes_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(os, "killpg")
+    assert main(["run", "-n", "1", "--", "true"]) == 2
+    assert "mend run needs groups of processes" in capsys.readouterr().err
+
+
 def test_learners_that_all_fail_before_any_has_joined_are_given_up() -> None:
     script = "echo begins; echo 'no module named x' >&2; exit 7"
     status, _, err = finished(

@@ -35,6 +35,10 @@ joined: then the fault is in the script. Ctrl-C ends all.
 The exit status is 0 if all learners ended with 0, 130 after Ctrl-C, and else that of the first
 learner that did not end well; 128 and the number of a signal if that ended it.
 """
+NO_GROUPS = (
+    "mend run needs groups of processes, as Linux and macOS have them; start each learner in a "
+    "terminal of its own"
+)
 MOST = 256
 HOST = "127.0.0.1"
 
@@ -89,6 +93,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run the learners. Returns the exit status."""
+    if not hasattr(os, "killpg"):
+        raise UsageError(NO_GROUPS)
     names = _names(given)
     command = _command(given.words)
     require(given.restarts >= 0, "--restarts", given.restarts, "an int >= 0")

@@ -22,8 +22,10 @@ from mend_optim.cli.run.output import Prefixed
 from mend_optim.cli.run.seats import Seat
 from mend_optim.environment import JOINED_FILE
 
-#: Signals that stop the command. SIGHUP comes when the terminal is closed.
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Signals that stop the command. SIGHUP comes when the terminal is closed. Windows lacks it.
+STOPS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 NAME = "mend"
 #: Lines of a learner that can be shown once more.
 LAST_LINES = 10
@@ -143,10 +145,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Take leave of the children that have ended, and of all that they left behind."""
         for index, child in list(self._running.items()):
-            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
+            if not _has_ended(child):
                 continue
-            # The number of the group is not given to another while the child is not waited for.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
@@ -182,6 +182,14 @@ class Supervisor:
                 os.kill(child.pid, number)
             else:
                 os.killpg(child.pid, number)
+
+
+def _has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended. It is not waited for yet where the system can tell so, as macOS
+    can from Python 3.13 on: until then nobody else gets the number of its group."""
+    if not hasattr(os, "waitid"):
+        return child.poll() is not None
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -237,6 +238,7 @@ def test_a_store_that_froze_holds_nobody_up(others_store: OthersStore) -> None:
     a = rank(others_store, 2, 0)
     read(a, "127.0.0.1:1")
     others_store.process.send_signal(signal.SIGSTOP)
+    os.waitpid(others_store.process.pid, os.WUNTRACED)  # it has stopped
     with (
         patch.object(rendezvous, "PATIENCE_S", 0.2),
         pytest.raises(PeerError, match=rf"store at 127.0.0.1:{others_store.port} does not answer"),

@@ -60,7 +60,7 @@ from mend_optim.transport.watching import WatchServer
 log = logging.getLogger("mend_optim.transport")
 
 #: Seconds that `Transport.stop` lets queued messages leave.
-FLUSH_S = 1.0
+FLUSH_S = 2.0
 
 
 class Transport:
@@ -209,7 +209,7 @@ class Transport:
         return self._address
 
     async def stop(self) -> None:
-        """Send what is queued, such as goodbyes and seals, for at most a second; then close
+        """Send what is queued, such as goodbyes and seals, for at most `FLUSH_S`; then close
         everything. Safe to call twice."""
         if self._links.closing:
             return

@@ -112,6 +112,9 @@ class TrainingRun:
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
         self.handover: Handover | None = None
+        # Whether the cluster's weights replaced this learner's when it joined; None once a call
+        # has heard of it.
+        self._replaced: bool | None = None
         self._count = TokenCount()
         self._unseen = UnseenMoves()
         self._seconds_in_mend = 0.0
@@ -238,14 +241,16 @@ class TrainingRun:
         if self._starts_late:
             self._start()
         assert self.learner is not None
-        if self.handover:
+        if self.handover is None:
+            refuse_late_ranks(self.settings.group)
+            self.model.check()
+            self.handover = self._make_handover(self.learner)
+            self._replaced = self.handover.begin(self.history.saved)
+            self.history.begun()
+        if self._replaced is None:
             return self.learner, self.handover, False
-        refuse_late_ranks(self.settings.group)
-        self.model.check()
-        self.handover = self._make_handover(self.learner)
-        replaced = self.handover.begin(self.history.saved)
-        self.history.begun()
         self.model.check_frozen()  # by now the cluster may have replaced a newcomer's
+        replaced, self._replaced = self._replaced, None
         return self.learner, self.handover, replaced
 
     def _make_handover(self, learner: Learner) -> Handover:
@@ -403,20 +408,10 @@ class TrainingRun:
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""
-        learner, handover = self.learner, self.handover
-        here = self.history.checkpoint(self._own_weights, begun=handover is not None)
-        if learner is None or handover is None:
+        here = self.history.checkpoint(self._own_weights, begun=self.handover is not None)
+        if self.learner is None or self.handover is None:
             return here
-        if learner.inherited:
-            log.warning(IN_CHILD)
-            return replace(here, head_start=learner.head_start())
-        return replace(
-            here,
-            head_start=learner.head_start(),
-            period=learner.period(),
-            history=(*here.history, str(learner.me)),
-            fragments=handover.keep(),
-        )
+        return _among_peers(here, self.learner, self.handover)
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
@@ -462,6 +457,20 @@ def _only_loss(inner: Optimizer, closure: Any = None, *_: Any, **__: Any) -> Any
         loss = closure()
     inner.zero_grad()
     return loss
+
+
+def _among_peers(alone: Checkpoint, learner: Learner, handover: Handover) -> Checkpoint:
+    """A checkpoint of what it takes to go on alone, with what it takes to go on among peers."""
+    if learner.inherited:
+        log.warning(IN_CHILD)
+        return replace(alone, head_start=learner.head_start())
+    return replace(
+        alone,
+        head_start=learner.head_start(),
+        period=learner.period(),
+        history=(*alone.history, str(learner.me)),
+        fragments=handover.keep(),
+    )
 
 
 def _require_merged(loaded: Loaded) -> None:

@@ -438,8 +438,10 @@ def test_a_frozen_parameter_that_is_not_finite_is_refused_at_the_first_step(valu
     alone = Timing(beat_s=0.05, join_timeout_s=0.05)
     optimizer = MendOptimizer(inner, listen=LOOPBACK, timing=alone)
     told = r"parameter 1 must be finite.*make a mask a buffer"
-    with closing(optimizer), pytest.raises(UsageError, match=told):
-        optimizer.step()
+    with closing(optimizer):
+        for _ in range(2):  # again for a script that catches errors and goes on
+            with pytest.raises(UsageError, match=told):
+                optimizer.step()
 
 
 def test_a_newcomer_may_have_any_values_in_a_frozen_parameter() -> None:

@@ -61,6 +61,12 @@ class Peer:
         return self.beat is not None
 
     @property
+    def is_hearsay(self) -> bool:
+        """Whether this learner knows the peer only by what others tell of it, or by a hello. It may
+        not exist, and no message reaches it."""
+        return not self.heard and not self.linked
+
+    @property
     def word(self) -> Beat | Rumor | None:
         """How far it is with its end: its newest beat, or what others tell of one that this learner
         has not heard itself."""

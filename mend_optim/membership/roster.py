@@ -235,7 +235,7 @@ class Roster:
         """Whether there is room for one more peer; if need be, one known by hearsay goes."""
         if self.size < self.limits.learners:
             return True
-        hearsay = next((p for p in self if not p.heard and not p.linked), None)
+        hearsay = next((p for p in self if p.is_hearsay), None)
         if hearsay is None:
             return False
         del self.peers[hearsay.id.name]
@@ -445,8 +445,9 @@ class Roster:
 
     def audience(self, count: int) -> list[PeerId]:
         """Return the peers to send beat number `count` to: all of them, or in a big roster a window
-        of `FANOUT`, which moves on with every beat."""
-        everyone = sorted(p.id for p in self)
+        of `FANOUT`, which moves on with every beat. Phantoms take no place in it, or the others
+        would hear of this learner too rarely."""
+        everyone = sorted(p.id for p in self if self.size <= FANOUT or not p.is_hearsay)
         if len(everyone) <= FANOUT:
             return everyone
         start = count * FANOUT % len(everyone)

@@ -30,6 +30,23 @@ UNDIALLED = of(
 )
 
 PEER_MUTANTS = (
+    # Peers that others tell of.
+    Mutant(
+        "beats-are-for-phantoms-too",
+        7,
+        "membership/roster",
+        "if self.size <= FANOUT or not p.is_hearsay",
+        "if True",
+        of("virtual/test_phantoms"),
+    ),
+    Mutant(
+        "only-who-sends-beats-gets-any",
+        7,
+        "membership/peer",
+        "return not self.heard and not self.linked",
+        "return not self.heard",
+        of("unit/membership/test_roster", "that_no_beat_reaches"),
+    ),
     # Learners that nobody can dial.
     Mutant(
         "an-address-that-nobody-dials-is-kept",

@@ -625,6 +625,19 @@ def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
     assert all(len(set(audience)) == len(audience) <= FANOUT for audience in rounds)
 
 
+def test_peers_that_no_beat_reaches_take_no_turn_from_the_others() -> None:
+    """Anybody can tell of hundreds, or say hello in their names."""
+    roster = new("b")
+    roster.meet(0, PeerId("c", 1), "c:1")
+    roster.link(0, PeerId("c", 1), up=True)
+    roster.gossip(0, [rumor(f"told-{n}", 1) for n in range(2 * FANOUT)])
+    for n in range(2 * FANOUT):
+        roster.meet(0, PeerId(f"met-{n}", 1), "m:1")
+    assert roster.size > 4 * FANOUT
+    audiences = [roster.audience(count) for count in range(3)]
+    assert audiences == [[B, PeerId("c", 1)]] * 3
+
+
 # Timing
 
 

@@ -21,6 +21,7 @@ WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
 ATTESTED = "virtual/test_attestations"
+PHANTOMS = "virtual/test_phantoms"
 SURVEYS = "hostile/test_surveys"
 FALSE, DIALS = "hostile/test_false_work", "hostile/test_calls_and_dials"
 CERTIFIED = "hostile/test_certified"
@@ -58,6 +59,7 @@ HELD = {
     "M9 an accident": (FALSE, "test_m9_an_accident_at_one_learner"),
     "M9b weights that are ruined": (FALSE, "test_m9b_weights_that_are_ruined"),
     "L1 rumors of thousands": (ATTACKS, "test_l1_rumors_of_thousands"),
+    "L1b phantoms that take the turns of others": (PHANTOMS, "test_phantoms_do_not_part"),
     "L2 goodbyes of others": (ATTACKS, "test_l2_nobody_says_goodbye"),
     "L2b goodbyes of those behind a hub": (SIGNED, "test_nobody_says_goodbye_for_a_learner"),
     "L3 hellos of many names": (ATTACKS, "test_l3_hellos_make_no_quorum"),
@@ -112,6 +114,7 @@ HELD = {
 }
 OPEN = {
     "M1d the word of one to a learner that has just started": "insiders and the model",
+    "L3b beats of as many names as there are learners": "insiders and the rounds",
     "M4c a member that nobody knows, without signatures": "offers without signatures",
 }
 

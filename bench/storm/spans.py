@@ -41,10 +41,6 @@ def length(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def covers(spans: Iterable[Span], moment: float) -> bool:
-    return any(begin <= moment < end for begin, end in spans)
-
-
 def count(moments: Sequence[float], spans: Iterable[Span]) -> int:
     """How many of the moments, which are in order, lie in the spans."""
     return sum(

@@ -43,7 +43,7 @@ from tests.support.learners import (
     wave,
 )
 
-from mend_optim.transport.security.evidence import check_ledger  # isort: skip - needs the extra
+from tests.support.unproven import unproven  # isort: skip - needs the extra
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -90,17 +90,17 @@ def test_the_ledger_proves_who_took_part(
     lines = each[1]["ledger"].read_text(encoding="utf-8").splitlines()
     rounds = [i for i, line in enumerate(lines) if json.loads(line)["members"]]
     assert len(rounds) >= 6
-    assert list(check_ledger(lines, authority.pem)) == []
+    assert list(unproven(lines, authority.pem)) == []
     at = rounds[2]
     lie = json.loads(lines[at])
     lie["members"][0]["tokens"] += 1
     changed = [*lines[:at], json.dumps(lie), *lines[at + 1 :]]
-    ((number, why),) = check_ledger(changed, authority.pem)
+    ((number, why),) = unproven(changed, authority.pem)
     assert (number, why) == (
         at + 1,
         "member 'a' is not proven: it has signed something else",
     )
-    assert len(list(check_ledger(lines, new_authority().pem))) == len(rounds)
+    assert len(list(unproven(lines, new_authority().pem))) == len(rounds)
     status, told = said_by_the_command(each[1]["ledger"], authority, capsys)
     assert status == 0
     assert f"the signatures of {len(rounds)} rounds in these ledgers hold" in told

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mend_optim.errors import PeerError
@@ -17,28 +16,6 @@ from mend_optim.protocol.statement import Statement, decode
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import EXPIRY_GRACE_S
 from mend_optim.transport.security.signers import Authorities
-
-
-def check_ledger(lines: Iterable[str], ca_pem: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line that proves nothing or something else, from 1 on, and why.
-
-    Lines without members, such as those of anchors that came whole, have nothing to prove.
-
-    Args:
-        lines: the lines of a ledger.
-        ca_pem: the authorities, as in `ca.pem`.
-
-    Raises:
-        ValueError: `ca_pem` holds no certificate.
-    """
-    authorities = Authorities(ca_pem)
-    for number, line in enumerate(lines, 1):
-        try:
-            statements_of(json.loads(line), authorities)
-        except PeerError as fault:
-            yield number, str(fault)
-        except (KeyError, TypeError, ValueError) as fault:
-            yield number, f"it is no line of a ledger: {fault!r}"
 
 
 def statements_of(record: Mapping[str, Any], authorities: Authorities) -> list[Statement]:

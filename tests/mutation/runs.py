@@ -1,0 +1,84 @@
+"""Runs of pytest on copies of the sources, each in a process forked from this one.
+
+Most of what a run takes is to import torch, grpc and the tests' own libraries. This process has
+imported them once. What is imported from the sources or from the tests, a run imports anew."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+#: What many tests import, and no mutant changes.
+SHARED = ("grpc.aio", "google.protobuf.message", "hypothesis", "numpy", "torch", "xdist")
+OWN = ("mend_optim", "tests")
+OPTIONS = ("-x", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "-W", "ignore")
+
+
+class Report(NamedTuple):
+    """What a run of pytest has said."""
+
+    #: Its exit status; None if it hung.
+    status: int | None
+    output: str
+    seconds: float
+
+
+def prepare() -> None:
+    """Import what the runs share."""
+    for name in SHARED:
+        importlib.import_module(name)
+
+
+def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Report:
+    """Run the selection on the copy in `folder`, until the first failure."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        arguments = (folder, [*OPTIONS, *selection], output.fileno())
+        process = get_context("fork").Process(target=_run, args=arguments)
+        process.start()
+        try:
+            process.join(timeout_s)
+            status = process.exitcode
+        finally:
+            _end(process)
+        output.seek(0)
+        return Report(status, output.read(), time.monotonic() - started)
+
+
+def _end(process: BaseProcess) -> None:
+    """End a run that hangs, and its own children, too: some tests start processes."""
+    if process.exitcode is None and process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+
+
+def _run(folder: Path, arguments: list[str], output: int) -> None:
+    """Become a process like one that `python -m pytest` starts in that folder."""
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.chdir(folder)
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "300",
+    }
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(folder))
+    for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    sys.exit(pytest.main(arguments))

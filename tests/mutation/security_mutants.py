@@ -413,6 +413,13 @@ SECURITY_MUTANTS = (
         SECRETS,
     ),
     mutant(
+        "certificates-without-identifiers",
+        "security/issuing",
+        "return builder.add_extension(own, critical=False).add_extension(by, critical=False)",
+        "return builder",
+        of("unit/transport/security/test_issuing"),
+    ),
+    mutant(
         "links-beyond-this-machine",
         "security",
         "require(is_loopback(host), listen_from, listen, bound, REMEDY)",

@@ -54,9 +54,9 @@ class Authority:
     ) -> Authority:
         """Return an authority with this key, which has signed its own certificate. TLS looks for an
         authority by its name, so two that a learner knows need two names."""
-        own = _named(name)
+        own, public = _named(name), key.public_key()
         certificate = (
-            _builder(own, own, key.public_key(), begin, end)
+            _identified(_builder(own, own, public, begin, end), public, public)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(key, SHA256())
@@ -99,8 +99,10 @@ class Authority:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri_of(name))]
         names += [x509.DNSName(host) for host in [*hosts, ANY_LEARNER]]
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        public = key.public_key()
+        builder = _builder(_named(_LEARNER), self._subject(), public, begin, end)
         certificate = (
-            _builder(_named(_LEARNER), self._subject(), key.public_key(), begin, end)
+            _identified(builder, public, self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(both), critical=False)
@@ -155,6 +157,19 @@ def _builder(
         .not_valid_before(begin)
         .not_valid_after(end)
     )
+
+
+def _identified(
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePublicKey,
+) -> x509.CertificateBuilder:
+    """Return the builder with the identifiers of its key and of its issuer's. Without them, whoever
+    checks strictly refuses a certificate (RFC 5280, section 4.2.1). Python 3.13 does so unless it
+    is told otherwise."""
+    own = x509.SubjectKeyIdentifier.from_public_key(key)
+    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key)
+    return builder.add_extension(own, critical=False).add_extension(by, critical=False)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -151,6 +151,8 @@ class Links:
             if past.id.name == id.name and past.id != id:
                 self.dismiss(past)
         link = self._links.setdefault(id, Link(id))
+        if not dialled:
+            link.calls_from = host
         # the address at which this learner reached a peer is better than the one the peer tells
         if dialled or not link.dialled:
             link.reach(address, host)

@@ -283,5 +283,5 @@ class Dialler:
                 await stream.accepted()
                 await self._links.converse(link, stream, linger=True)
         finally:
-            link.dialled = False
+            link.hung_up()
         return VisitOutcome.LINKED

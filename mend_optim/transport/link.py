@@ -72,8 +72,10 @@ class Link:
         self.id = id
         #: Where to dial the peer; empty if nobody can.
         self.address = ""
-        #: Where its connections come from, or where this learner dialled it.
+        #: Where this learner dials it or, if it does not, where the peer's own calls come from.
         self.host = ""
+        #: Where the peer has last called from; empty if it has not.
+        self.calls_from = ""
         #: The certificate that the peer has called with; None if it has not, or needs none.
         self.certificate: Certificate | None = None
         #: Whether a control stream of this learner's dialling is open, or about to be.
@@ -125,6 +127,12 @@ class Link:
             self.close_connection()
             self.address = address
         self.host = host
+
+    def hung_up(self) -> None:
+        """The control stream of this learner's dialling has ended. The peer may have moved to
+        another network. If it has called from there meanwhile, that is its host."""
+        self.dialled = False
+        self.host = self.calls_from or self.host
 
     def withdraw(self) -> None:
         """The peer says that nobody can dial it. Messages to it go over streams that it opens."""

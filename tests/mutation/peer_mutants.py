@@ -129,6 +129,14 @@ PEER_MUTANTS = (
         of("unit/transport/test_grpc_transport", "was_dialled"),
     ),
     Mutant(
+        "a-peer-that-has-moved-is-dialled-where-it-was",
+        10,
+        "transport/link",
+        "        self.host = self.calls_from or self.host\n",
+        "",
+        of("unit/transport/test_grpc_transport", "has_moved"),
+    ),
+    Mutant(
         "whoever-cannot-be-dialled-seals-on",
         10,
         "membership/roster",

@@ -148,9 +148,9 @@ class Cable:
         self.passed = 0
         self.stop_after: float = float("inf")
 
-    async def plug(self) -> str:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    async def plug(self, host: str = "127.0.0.1") -> str:
+        self._server = await asyncio.start_server(self._connect, host, 0)
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(*self._target)
@@ -588,6 +588,34 @@ async def test_bulky_messages_go_where_a_peer_was_reached_not_where_it_says_it_i
     a.known = [(b.id, there)]
     await a.until(lambda: len(a.of("met")) == 2)
     while not a.transport._links.get(b.id).dialled:
+        await asyncio.sleep(TIMING.beat_s)
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("delivered"))
+
+
+@scenario
+async def test_a_peer_that_has_moved_is_dialled_where_its_calls_come_from(crew):
+    b = await crew("b", listen="0.0.0.0:0")
+    cable = Cable("127.0.0.1" + b.address)
+    former = await cable.plug("127.0.0.2")
+    a = await crew("a", former)
+    await a.linked_with(b)
+    b.known = [(a.id, a.address)]
+    await b.until(lambda: len(b.of("met")) == 2)  # a's call, and its own one
+    link = a.transport._links.get(b.id)
+    while len(link.streams) < 2:
+        await asyncio.sleep(TIMING.beat_s)
+    assert link.dialled
+    assert link.address == former
+    await cable.unplug()  # only b's call goes on
+    while link.dialled:
+        await asyncio.sleep(TIMING.beat_s)
+    b.transport.send(a.id, Beat(peer=b.id, address=b.address, count=1), "")
+    await a.until(lambda: a.messages(Beat))
+    (beat,) = a.messages(Beat)
+    assert beat.address == "127.0.0.1" + b.address
+    a.known = [(b.id, beat.address)]  # as the roster lists it from here on
+    while link.address == former:
         await asyncio.sleep(TIMING.beat_s)
     a.transport.send(b.id, offer_of(a), "")
     await a.until(lambda: a.of("delivered"))

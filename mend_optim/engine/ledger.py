@@ -122,9 +122,9 @@ class Event:
                         than this learner has under the same key
     jumped              none: the weights were replaced between two steps
     unseen              none: methods of the inner optimizer train, and no step is taken
-    undialled           address, peers (names): nobody has dialled this learner there, although it
+    undialled           address, peers (names): nobody dials this learner there, although it
                         reaches these. It seals no round
-    dialled             address: somebody has, after all
+    dialled             address: somebody does, after all
     suspected, returned the same: a peer may be gone, and it is back after all
     together            peers (names): this learner is no longer alone
     refused             address, reason

@@ -17,8 +17,8 @@ GONE = 1024
 
 _ALONE = "; nobody else is here"
 _UNDIALLED = (
-    "nobody has dialled this learner at {}, although it reaches {}: it seals no rounds from here"
-    " on; open that port in firewalls, pass the address that leads here as advertise=, or leave out"
+    "nobody dials this learner at {}, although it reaches {}: it seals no rounds from here on;"
+    " open that port in firewalls, pass the address that leads here as advertise=, or leave out"
     " listen"
 )
 _TRAINS_ON = ": training alone until somebody comes"

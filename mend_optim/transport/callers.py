@@ -6,7 +6,8 @@ comes. So an address that none of them gets through to is hidden: such a learner
 without `listen`.
 
 The way in may open later, and nobody dials a learner without an address. So the address is shown
-again for a few beats, now and then. One caller is enough to show it for good.
+again for a few beats, now and then. One caller is enough to show it, for as long as any is there: a
+machine may get another address, and a firewall another rule.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ AT_ONCE = 2
 
 
 class Callers:
-    """Whether any peer has dialled this learner.
+    """Whether any peer dials this learner.
 
     Args:
-        timing: Says how long nobody may have done so while this learner reaches others.
+        timing: Says how long nobody may do so while this learner reaches others.
     """
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        #: Whether a peer has opened a control stream here. It turns true once, for good.
-        self.came = False
+        #: The control streams of peers' dialling that are open.
+        self._open = 0
         #: Whether the address is shown.
         self.is_shown = True
-        #: Whether it has been hidden before.
+        #: Whether it has been hidden since somebody last called.
         self.has_hidden = False
         #: When `look` was called last, and for how long nothing has changed since.
         self._looked_at = float("inf")
@@ -53,8 +54,8 @@ class Callers:
         """
         passed_s = min(max(0.0, now - self._looked_at), AT_ONCE * self._timing.beat_s)
         self._looked_at = now
-        self._waited_s = self._waited_s + passed_s if reaches else 0.0
-        if self.came or self._waited_s < self._patience_s():
+        self._waited_s = self._waited_s + passed_s if reaches and not self._open else 0.0
+        if self._waited_s < self._patience_s():
             return False
         if not self.is_shown:
             self._pause_beats = min(2 * self._pause_beats, LONGEST_BEATS)
@@ -64,11 +65,17 @@ class Callers:
         return True
 
     def called(self) -> bool:
-        """A peer has dialled this learner. Return whether it is the first one, and the address has
-        been hidden."""
-        is_news = self.has_hidden and not self.came
-        self.came = self.is_shown = True
+        """A peer has dialled this learner. Return whether the address was hidden since one last
+        did."""
+        is_news = self.has_hidden
+        self._open += 1
+        self._pause_beats = PAUSE_BEATS
+        self.has_hidden, self.is_shown = False, True
         return is_news
+
+    def hung_up(self) -> None:
+        """A control stream of a peer's dialling has ended."""
+        self._open -= 1
 
     def _patience_s(self) -> float:
         beat_s = self._timing.beat_s

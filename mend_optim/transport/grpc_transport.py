@@ -141,6 +141,7 @@ class Transport:
             watch=WatchServer(handler.sight, security, self._links.refusals),
             survey=SurveyServer(security, self._links.refusals),
             called=self._called,
+            hung_up=self._callers.hung_up,
         )
         self._dialler = Dialler(
             handler,

@@ -147,8 +147,8 @@ class Handler(Protocol):
         """From here on others should dial this learner there; empty: nowhere."""
 
     def undialled(self, address: str, reached: Sequence[PeerId]) -> None:
-        """Nobody has dialled this learner at its address, although it has dialled these. The
-        address is shown no more, but for a few beats now and then."""
+        """Nobody dials this learner at its address, or nobody any more, although it has dialled
+        these. The address is shown no more, but for a few beats now and then."""
 
     def dialled(self, address: str) -> None:
         """Somebody has dialled this learner at its address, after all."""

@@ -57,6 +57,8 @@ class Server:
         security: Opens the port, and knows the callers.
         watch: Answers those that only watch.
         survey: Answers those that measure the way here.
+        called: Is called when a peer has opened a control stream.
+        hung_up: Is called when that has ended.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class Server:
         watch: WatchServer,
         survey: SurveyServer,
         called: Callable[[], None],
+        hung_up: Callable[[], None],
     ) -> None:
         self._links = links
         self._watch = watch
         self._called = called
+        self._hung_up = hung_up
         self._survey = survey
         self._transfers = transfers
         self._security = security
@@ -236,4 +240,7 @@ class Server:
     async def _serve_control(self, link: Link, stream: Served) -> None:
         await stream.accept()
         self._called()
-        await self._links.converse(link, stream)
+        try:
+            await self._links.converse(link, stream)
+        finally:
+            self._hung_up()

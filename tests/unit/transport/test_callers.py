@@ -1,5 +1,5 @@
-"""A learner that nobody dials hides its address, tries it again now and then, and shows it for good
-once somebody calls."""
+"""A learner that nobody dials hides its address, tries it again now and then, and shows it while
+somebody calls."""
 
 from __future__ import annotations
 
@@ -45,12 +45,31 @@ def test_a_hidden_address_is_tried_again_ever_more_rarely() -> None:
     assert not callers.is_shown
 
 
-def test_one_caller_is_enough_for_good() -> None:
+def test_one_caller_is_enough_as_long_as_it_is_there() -> None:
     callers = Callers(TIMING)
     assert looks(callers, 0, 59) == []
     assert not callers.called()
     assert looks(callers, 59, 1000) == []
+    callers.called()
+    callers.hung_up()
+    assert looks(callers, 1000, 2000) == []
     assert callers.is_shown
+
+
+def test_an_address_that_nobody_dials_any_more_is_hidden_and_told_of_each_time() -> None:
+    """The machine may have got another one, or the firewall another rule."""
+    callers = Callers(TIMING)
+    for begin in (0, 2000):
+        callers.called()
+        assert looks(callers, begin, begin + 1000) == []
+        callers.hung_up()
+        assert not callers.has_hidden
+        assert looks(callers, begin + 1000, begin + 1100) == [begin + 1059]
+        assert callers.has_hidden
+        trial = begin + 1059 + PAUSE_BEATS
+        assert looks(callers, begin + 1100, trial + 1) == [trial]
+        assert callers.called(), "that is news again"
+        callers.hung_up()
 
 
 def test_a_caller_brings_the_address_back() -> None:
@@ -58,7 +77,7 @@ def test_a_caller_brings_the_address_back() -> None:
     assert looks(callers, 0, 70) == [60]
     assert callers.called()
     assert callers.is_shown
-    assert not callers.called()
+    assert not callers.called(), "that is no news"
     assert looks(callers, 70, 1000) == []
 
 

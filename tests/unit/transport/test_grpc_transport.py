@@ -679,6 +679,9 @@ async def test_an_address_that_nobody_dials_is_shown_no_more_until_somebody_does
     assert a.shown[-1] == a.address
     (met,) = [address for id, address, _ in c.of("met") if id == a.id]
     assert met == a.address
+    await c.transport.stop()
+    await a.until(lambda: len(a.of("undialled")) == 2)
+    assert a.shown[-1] == ""
 
 
 @scenario

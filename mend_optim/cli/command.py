@@ -4,6 +4,7 @@ that those which need no torch start at once."""
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -80,6 +81,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 2 if its arguments were wrong."""
+    show_what_can_be_shown()
     words = with_negatives(sys.argv[1:] if arguments is None else arguments)
     given = parser_for(words).parse_args(words)
     try:
@@ -93,6 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
+
+
+def show_what_can_be_shown() -> None:
+    """From here on a terminal or file that lacks a character, such as a dash, gets a question mark.
+    An exception would end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def with_negatives(words: Sequence[str]) -> list[str]:

@@ -593,6 +593,13 @@ CLI_MUTANTS = (
         VERSION,
     ),
     mutant(
+        "a-terminal-without-unicode-ends-the-command",
+        "cli/command",
+        'stream.reconfigure(errors="replace")',
+        "stream.reconfigure()",
+        VERSION,
+    ),
+    mutant(
         "an-absent-dependency-ends-the-command",
         "cli/command",
         "except metadata.PackageNotFoundError:",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import platform
+import sys
 from importlib import metadata
 
 import numpy
@@ -52,3 +54,15 @@ def test_a_value_below_zero_is_no_option() -> None:
         ["--", "-1"],
     ):
         assert with_negatives(words) == words
+
+
+def test_a_terminal_without_unicode_gets_what_it_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `mend ledger` would end with a traceback, and with the status of a run that is not
+    sound."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    assert ended.value.code == 0
+    sys.stdout.flush()
+    assert b"--names A,B,?" in shown.getvalue()

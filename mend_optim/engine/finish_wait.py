@@ -28,7 +28,10 @@ class FinishWait:
         self.state = state
         #: When the next line is due; None while this learner does not finish.
         self._due_at: float | None = None
-        #: The last step of each peer that trains on, and when it was first seen.
+        #: When it looked last.
+        self._looked_at = float("inf")
+        #: The last step of each peer that trains on, and when it was first seen; as much later as
+        #: this learner was stopped since.
         self._steps: dict[PeerId, tuple[int, float]] = {}
         #: The learners that stand still, of which the user was told.
         self._held_up_by: frozenset[str] = frozenset()
@@ -36,9 +39,12 @@ class FinishWait:
     def review(self, now: float) -> None:
         """Time passed: look again, and tell what is due."""
         state = self.state
+        passed_s, self._looked_at = now - self._looked_at, now
         if not state.finishes or state.ended:
             self._begin_anew()
             return
+        if passed_s > state.policies.timing.suspect_after_s:
+            self._slept(passed_s)
         self._look(now)
         if self._due_at is None:
             self._due_at = now + state.policies.timing.beat_s
@@ -56,6 +62,10 @@ class FinishWait:
         self._due_at = None
         self._steps.clear()
         self._held_up_by = frozenset()
+
+    def _slept(self, seconds: float) -> None:
+        """This learner was stopped for so long, and heard of no step: nobody stood still."""
+        self._steps = {id: (step, since + seconds) for id, (step, since) in self._steps.items()}
 
     def _look(self, now: float) -> None:
         """Note how far those are that train on."""

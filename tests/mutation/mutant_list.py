@@ -672,6 +672,7 @@ MUTANTS = (
     Mutant("a-finish-that-talks-all-the-time", 11, "engine/finish_wait", "            self._due_at = now + EVERY_S\n", "", FINISH_WAIT),
     Mutant("a-standstill-is-told-with-each-beat", 11, "engine/finish_wait", "        if names - self._held_up_by:", "        if names:", FINISH_WAIT),
     Mutant("a-standstill-that-counts-from-before", 11, "engine/finish_wait", "        self._steps.clear()\n", "", FINISH_WAIT),
+    Mutant("whoever-wakes-up-blames-the-others", 11, "engine/finish_wait", "            self._slept(passed_s)\n", "            pass\n", FINISH_WAIT),
     Mutant("a-slow-learner-holds-the-end-up", 11, "engine/finish_wait", "patience_s(self.state.policies, peer.beat.seconds_per_step)", "patience_s(self.state.policies, 0.0)", FINISH_WAIT),
     Mutant("idle-before-it-has-joined", 7, "engine/idleness", "if not state.joined or state", "if state", IDLE),
     Mutant("a-child-keeps-the-mutex", 7, "runtime/guard",

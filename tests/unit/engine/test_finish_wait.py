@@ -129,6 +129,19 @@ def test_a_peer_that_stands_still_is_a_warning_once_and_has_an_all_clear() -> No
     assert len(wait.said("held_up")) == 1
 
 
+def test_while_this_learner_itself_was_stopped_nobody_stood_still() -> None:
+    """It could hear of no step. A laptop that wakes up must not blame the others."""
+    wait = Waiting()
+    wait.run(3, PEER)
+    for _ in range(2):
+        wait.driven.now += 2 * PATIENCE_S
+        wait.run(4, PEER)
+    wait.run(PATIENCE_S - 12, PEER)
+    assert not wait.said("held_up")
+    wait.run(4, PEER)
+    assert len(wait.said("held_up")) == 1
+
+
 def test_slow_steps_are_no_standstill() -> None:
     wait = Waiting()
     wait.run(2 * PATIENCE_S, PEER, step_s=PATIENCE_S)

@@ -152,7 +152,7 @@ class Links:
                 self.dismiss(past)
         link = self._links.setdefault(id, Link(id))
         if not dialled:
-            link.calls_from = host
+            link.called(host)
         # the address at which this learner reached a peer is better than the one the peer tells
         if dialled or not link.dialled:
             link.reach(address, host)

@@ -76,6 +76,8 @@ class Link:
         self.host = ""
         #: Where the peer has last called from; empty if it has not.
         self.calls_from = ""
+        #: Where it calls from since it was dialled, if it has called from another host before.
+        self.moved_to = ""
         #: The certificate that the peer has called with; None if it has not, or needs none.
         self.certificate: Certificate | None = None
         #: Whether a control stream of this learner's dialling is open, or about to be.
@@ -126,13 +128,19 @@ class Link:
         if address and address != self.address:
             self.close_connection()
             self.address = address
-        self.host = host
+        self.host, self.moved_to = host, ""
+
+    def called(self, host: str) -> None:
+        """The peer calls from this host. If it has called from another one, it has moved to another
+        network. Otherwise that is no better than where it was dialled: the proxy of a container may
+        call in its place."""
+        self.moved_to = host if self.calls_from not in ("", host) else self.moved_to
+        self.calls_from = host
 
     def hung_up(self) -> None:
-        """The control stream of this learner's dialling has ended. The peer may have moved to
-        another network. If it has called from there meanwhile, that is its host."""
+        """The control stream of this learner's dialling has ended."""
         self.dialled = False
-        self.host = self.calls_from or self.host
+        self.host = self.moved_to or self.host
 
     def withdraw(self) -> None:
         """The peer says that nobody can dial it. Messages to it go over streams that it opens."""

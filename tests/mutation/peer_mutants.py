@@ -156,8 +156,16 @@ PEER_MUTANTS = (
         "a-peer-that-has-moved-is-dialled-where-it-was",
         10,
         "transport/link",
-        "        self.host = self.calls_from or self.host\n",
+        "        self.host = self.moved_to or self.host\n",
         "",
+        of("unit/transport/test_grpc_transport", "has_moved"),
+    ),
+    Mutant(
+        "a-peer-is-dialled-where-a-proxy-calls-from",
+        10,
+        "transport/link",
+        'host if self.calls_from not in ("", host) else self.moved_to',
+        "host",
         of("unit/transport/test_grpc_transport", "has_moved"),
     ),
     Mutant(

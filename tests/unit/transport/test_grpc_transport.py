@@ -593,32 +593,49 @@ async def test_bulky_messages_go_where_a_peer_was_reached_not_where_it_says_it_i
     await a.until(lambda: a.of("delivered"))
 
 
-@scenario
-async def test_a_peer_that_has_moved_is_dialled_where_its_calls_come_from(crew):
-    b = await crew("b", listen="0.0.0.0:0")
-    cable = Cable("127.0.0.1" + b.address)
-    former = await cable.plug("127.0.0.2")
-    a = await crew("a", former)
-    await a.linked_with(b)
-    b.known = [(a.id, a.address)]
-    await b.until(lambda: len(b.of("met")) == 2)  # a's call, and its own one
-    link = a.transport._links.get(b.id)
-    while len(link.streams) < 2:
-        await asyncio.sleep(TIMING.beat_s)
-    assert link.dialled
-    assert link.address == former
-    await cable.unplug()  # only b's call goes on
-    while link.dialled:
-        await asyncio.sleep(TIMING.beat_s)
-    b.transport.send(a.id, Beat(peer=b.id, address=b.address, count=1), "")
-    await a.until(lambda: a.messages(Beat))
-    (beat,) = a.messages(Beat)
-    assert beat.address == "127.0.0.1" + b.address
-    a.known = [(b.id, beat.address)]  # as the roster lists it from here on
-    while link.address == former:
-        await asyncio.sleep(TIMING.beat_s)
-    a.transport.send(b.id, offer_of(a), "")
-    await a.until(lambda: a.of("delivered"))
+@pytest.mark.parametrize("moves", [True, False], ids=["moves", "stays"])
+def test_a_peer_that_has_moved_is_dialled_where_its_calls_come_from(moves, monkeypatch):
+    """One that has not is dialled where it was: the proxy of a container may call in its place."""
+
+    @scenario
+    async def run(crew):
+        calls_from = ["127.0.0.3"]
+        monkeypatch.setattr(room, "host_of", lambda _: calls_from[-1])
+        b = await crew("b", listen="0.0.0.0:0")
+        there = Cable("127.0.0.1" + b.address)
+        former = await there.plug("127.0.0.2")
+        a = await crew("a", former)
+        await a.linked_with(b)
+        back = Cable(a.address)
+        b.known = [(a.id, await back.plug())]
+        link = a.transport._links.get(b.id)
+        while len(link.streams) < 2:
+            await asyncio.sleep(TIMING.beat_s)
+        if moves:
+            calls_from.append("127.0.0.1")
+        calls = len(b.of("met"))
+        back.cut()
+        await b.until(lambda: len(b.of("met")) > calls)
+        while len(link.streams) < 2:
+            await asyncio.sleep(TIMING.beat_s)
+        assert link.dialled
+        assert link.address == former
+        await there.unplug()  # only b's call goes on
+        while link.dialled:
+            await asyncio.sleep(TIMING.beat_s)
+        b.transport.send(a.id, Beat(peer=b.id, address=b.address, count=1), "")
+        await a.until(lambda: a.messages(Beat))
+        (beat,) = a.messages(Beat)
+        assert beat.address == ("127.0.0.1" if moves else "127.0.0.2") + b.address
+        if moves:
+            a.known = [(b.id, beat.address)]  # as the roster lists it from here on
+            while link.address == former:
+                await asyncio.sleep(TIMING.beat_s)
+            a.transport.send(b.id, offer_of(a), "")
+            await a.until(lambda: a.of("delivered"))
+        await back.unplug()
+
+    run()
 
 
 @scenario

@@ -415,8 +415,15 @@ SECURITY_MUTANTS = (
     mutant(
         "certificates-without-identifiers",
         "security/issuing",
-        "return builder.add_extension(own, critical=False).add_extension(by, critical=False)",
+        "return builder.add_extension(own, critical=False).add_extension(issuer, critical=False)",
         "return builder",
+        of("unit/transport/security/test_issuing"),
+    ),
+    mutant(
+        "an-authority-is-named-by-its-key-alone",
+        "security/issuing",
+        "        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(told)",
+        "        return _identifier(self._key.public_key())",
         of("unit/transport/security/test_issuing"),
     ),
     mutant(

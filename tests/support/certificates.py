@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from mend_optim import Credentials
 from mend_optim.transport.security.certificate import certificates_in
 from mend_optim.transport.security.identity import Identity
-from mend_optim.transport.security.issuing import Authority, _identified
+from mend_optim.transport.security.issuing import Authority, identified
 from mend_optim.transport.security.loading import CredentialFiles
 from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, uri_of
 from mend_optim.transport.security.shared_secret import new_secret
@@ -77,7 +77,7 @@ def issue(
         .not_valid_before(NOW + begin)
         .not_valid_after(NOW + end)
     )
-    builder = _identified(builder, private.public_key(), authority._key.public_key())
+    builder = identified(builder, private.public_key(), authority.identifier())
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     if usage is not None:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
@@ -56,7 +57,7 @@ class Authority:
         authority by its name, so two that a learner knows need two names."""
         own, public = _named(name), key.public_key()
         certificate = (
-            _identified(_builder(own, own, public, begin, end), public, public)
+            identified(_builder(own, own, public, begin, end), public, _identifier(public))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(key, SHA256())
@@ -102,7 +103,7 @@ class Authority:
         public = key.public_key()
         builder = _builder(_named(_LEARNER), self._subject(), public, begin, end)
         certificate = (
-            _identified(builder, public, self._key.public_key())
+            identified(builder, public, self.identifier())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(both), critical=False)
@@ -111,11 +112,24 @@ class Authority:
         )
         return certificate.public_bytes(Encoding.PEM), _private_pem(key)
 
+    def identifier(self) -> x509.AuthorityKeyIdentifier:
+        """Return the identifier of its key, as its certificate has it: others make them in other
+        ways. One without any was issued before this library wrote them."""
+        own = self._certificate().extensions
+        try:
+            told = own.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        except x509.ExtensionNotFound:
+            return _identifier(self._key.public_key())
+        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(told)
+
     def _subject(self) -> x509.Name:
+        return self._certificate().subject
+
+    def _certificate(self) -> x509.Certificate:
         own = self._key.public_key()
         for certificate in x509.load_pem_x509_certificates(self.pem):
             if certificate.public_key() == own:
-                return certificate.subject
+                return certificate
         raise AssertionError("an authority has a certificate of its own")
 
 
@@ -159,17 +173,20 @@ def _builder(
     )
 
 
-def _identified(
+def identified(
     builder: x509.CertificateBuilder,
-    key: ec.EllipticCurvePublicKey,
-    issuer_key: ec.EllipticCurvePublicKey,
+    key: CertificatePublicKeyTypes,
+    issuer: x509.AuthorityKeyIdentifier,
 ) -> x509.CertificateBuilder:
-    """Return the builder with the identifiers of its key and of its issuer's. Without them, whoever
-    checks strictly refuses a certificate (RFC 5280, section 4.2.1). Python 3.13 does so unless it
+    """Return the builder with the identifiers of its key and of its issuer's. Strict checks refuse
+    a certificate without them (RFC 5280, section 4.2.1), and Python 3.13 checks strictly unless it
     is told otherwise."""
     own = x509.SubjectKeyIdentifier.from_public_key(key)
-    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key)
-    return builder.add_extension(own, critical=False).add_extension(by, critical=False)
+    return builder.add_extension(own, critical=False).add_extension(issuer, critical=False)
+
+
+def _identifier(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

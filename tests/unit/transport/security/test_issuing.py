@@ -1,17 +1,27 @@
-"""Certificates that the library issues, for whoever checks them strictly."""
+"""Strict checks take the certificates that the library issues."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra 'certs'")
 
+from cryptography import x509  # isort: skip - needs the extra
+from cryptography.hazmat.primitives.asymmetric import ec  # isort: skip - needs the extra
+from cryptography.hazmat.primitives.hashes import SHA256  # isort: skip - needs the extra
+from cryptography.hazmat.primitives.serialization import Encoding  # isort: skip - needs the extra
 from tests.support.certificates import DAY, NOW, write  # isort: skip - needs the extra
-from mend_optim.transport.security.issuing import Authority  # isort: skip - needs the extra
+from mend_optim.transport.security.issuing import (  # isort: skip - needs the extra
+    Authority,
+    _builder,
+    _named,
+    _usage,
+)
 from mend_optim.transport.security.names import ANY_LEARNER  # isort: skip - needs the extra
 
 
@@ -42,12 +52,27 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
         sides = left
 
 
-@pytest.mark.parametrize(
-    "made",
-    [Authority.random, lambda begin, end: Authority.of_secret(b"a secret", begin, end)],
-    ids=["random", "of a secret"],
-)
-def test_strict_checks_take_them(made: Callable[..., Authority], tmp_path: Path) -> None:
+def bought(begin: datetime, end: datetime) -> Authority:
+    """An authority that another program has made, and which tells its key by other bytes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = _builder(_named("bought"), _named("bought"), key.public_key(), begin, end)
+    certificate = (
+        own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier(b"in another way"), critical=False)
+        .sign(key, SHA256())
+    )
+    return Authority(key, certificate.public_bytes(Encoding.PEM))
+
+
+def of_a_secret(begin: datetime, end: datetime) -> Authority:
+    return Authority.of_secret(b"a secret", begin, end)
+
+
+@pytest.mark.parametrize("made", [Authority.random, of_a_secret, bought])
+def test_strict_checks_take_them(
+    made: Callable[[datetime, datetime], Authority], tmp_path: Path
+) -> None:
     begin, end = NOW - DAY, NOW + DAY
     authority = made(begin, end)
     one, two = (

@@ -30,6 +30,7 @@ from mend_optim.run_choice import new_run
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_schedule, read_settings
 from mend_optim.status import Status
+from mend_optim.training_run import leave
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Nesterov, Outer
@@ -491,10 +492,7 @@ class MendOptimizer(ReportingFace):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None and self._run.takes_part:
-            self.finish()
-        self._run.is_broken_off = kind is not None
-        self.close()
+        leave(self._run, broken_off=kind is not None)
 
 
 MendOptimizer._arguments = frozenset(inspect.signature(MendOptimizer).parameters)

@@ -258,7 +258,7 @@ class RankRun(TrainingRun):
         learner's."""
         if self._has_begun:
             return False
-        replaced = self._together(Call.JOIN, lambda: self.ensure_joined()[2])
+        replaced = self._together(Call.JOIN, lambda: self.join_to_train()[1])
         self._has_begun = True
         return bool(replaced)
 

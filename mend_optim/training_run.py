@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mend_optim.engine.ledger import Event
 from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
+from mend_optim.model.closure import has_closure, only_loss
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import (
@@ -112,9 +112,8 @@ class TrainingRun:
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
         self.handover: Handover | None = None
-        # Whether the cluster's weights replaced this learner's when it joined; None once a call
-        # has heard of it.
-        self._replaced: bool | None = None
+        # Whether the frozen parameters have been found to be finite since it joined.
+        self._is_checked = False
         self._count = TokenCount()
         self._unseen = UnseenMoves()
         self._seconds_in_mend = 0.0
@@ -150,8 +149,8 @@ class TrainingRun:
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
-        begun = self.begin_step(_has_closure(*args, **kwargs))
-        step = partial(_only_loss, self.inner) if begun.stale else self.inner.step
+        begun = self.begin_step(has_closure(*args, **kwargs))
+        step = partial(only_loss, self.inner) if begun.stale else self.inner.step
         loss = step(*args, **kwargs)
         self.end_step(begun)
         return loss
@@ -164,7 +163,7 @@ class TrainingRun:
         stale = False
         if self.learner or self._starts_late:
             self.refuse_misplaced("step")
-            _, handover, replaced = self.ensure_joined()
+            handover, replaced = self.join_to_train()
             if stale := replaced and uses_old(self.model.merged, computes):
                 self.inner.zero_grad()
             handover.before_step(self.model.check)
@@ -241,17 +240,25 @@ class TrainingRun:
         if self._starts_late:
             self._start()
         assert self.learner is not None
-        if self.handover is None:
-            refuse_late_ranks(self.settings.group)
-            self.model.check()
-            self.handover = self._make_handover(self.learner)
-            self._replaced = self.handover.begin(self.history.saved)
-            self.history.begun()
-        if self._replaced is None:
+        if self.handover:
             return self.learner, self.handover, False
-        self.model.check_frozen()  # by now the cluster may have replaced a newcomer's
-        replaced, self._replaced = self._replaced, None
+        refuse_late_ranks(self.settings.group)
+        self.model.check()
+        self.handover = self._make_handover(self.learner)
+        self._is_checked = False
+        replaced = self.handover.begin(self.history.saved)
+        self.history.begun()
         return self.learner, self.handover, replaced
+
+    def join_to_train(self) -> tuple[Handover, bool]:
+        """Join, before the first inner step with peers. Returns the handover, and whether the
+        cluster's weights have just replaced this learner's. Raises `UsageError`, and again at the
+        next call, for parameters that could never be merged."""
+        learner, handover, replaced = self.ensure_joined()
+        if not (self._is_checked or learner.closed):
+            self.model.check_frozen()  # by now the cluster may have replaced a newcomer's
+            self._is_checked = True
+        return handover, replaced
 
     def _make_handover(self, learner: Learner) -> Handover:
         return Handover(learner, _own_tensors(self), self.settings)
@@ -265,7 +272,7 @@ class TrainingRun:
         """`MendOptimizer.join`."""
         self.refuse_misplaced("join")
         if self._starts_late or (self.learner and not self.learner.closed):
-            self.ensure_joined()
+            self.join_to_train()
 
     def settle(self, timeout_s: float | None) -> Settled:
         """`MendOptimizer.synchronize`."""
@@ -435,28 +442,21 @@ class TrainingRun:
             self.learner.close()
 
 
+def leave(run: TrainingRun, *, broken_off: bool) -> None:
+    """The end of a `with` block: finish, unless an exception breaks it off, and close."""
+    run.is_broken_off = True
+    try:
+        if run.takes_part and not broken_off:
+            run.finish(None)
+        run.is_broken_off = broken_off
+    finally:
+        run.close()
+
+
 def refuse_called_back(learner: Learner | None, call: str) -> None:
     """Raise `UsageError` in `on_event`, beside training."""
     if learner is not None and learner.is_calling_back():
         raise UsageError(CALLED_BACK.format(call=call))
-
-
-def _has_closure(closure: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a step with these arguments has a closure."""
-    return callable(closure)
-
-
-def _only_loss(inner: Optimizer, closure: Any = None, *_: Any, **__: Any) -> Any:
-    """The result of a step that trains nothing, because the cluster's weights have just replaced
-    those of its gradients. Scripts want the loss, and Lightning that its closure is called.
-
-    Not even a step with a closure is taken: SAM also needs the gradients from before it."""
-    if not callable(closure):
-        return None
-    with torch.enable_grad():
-        loss = closure()
-    inner.zero_grad()
-    return loss
 
 
 def _among_peers(alone: Checkpoint, learner: Learner, handover: Handover) -> Checkpoint:

@@ -15,6 +15,7 @@ import compileall
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -194,6 +195,20 @@ def chosen(names: Sequence[str], law: int | None) -> list[Mutant]:
     return [m for m in MUTANTS if (not names or m.name in names) and law in (None, m.law)]
 
 
+@contextmanager
+def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that fork the runs. If this process is interrupted, or told to end, no further run
+    begins."""
+    os.environ["PYTHONHASHSEED"] = "0"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description="break the engine on purpose; see that tests notice"
@@ -206,11 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     mutants = chosen(given.names, given.law)
-    os.environ["PYTHONHASHSEED"] = "0"  # of the processes that fork the runs
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
-        ProcessPoolExecutor(given.jobs, get_context("spawn"), prepare) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, workers(given.jobs) as pool:
         # A copy, so that edits during the run do not change the results.
         source = compiled(copy(ROOT, Path(folder) / "unchanged"))
         selections = list(dict.fromkeys(mutant.tests for mutant in mutants))

@@ -874,8 +874,8 @@ RANK_MUTANTS = (
         "an-exception-in-a-block-is-not-noticed",
         8,
         "optimizer",
-        "self._run.is_broken_off = kind is not None",
-        "self._run.is_broken_off = False",
+        "broken_off=kind is not None",
+        "broken_off=False",
         of("ranks/test_faults", "within"),
     ),
     Mutant(

@@ -1,10 +1,11 @@
 """Runs of pytest on copies of the sources, each in a process forked from this one.
 
-Most of what a run takes is to import torch, grpc and the tests' own libraries. This process has
-imported them once. What is imported from the sources or from the tests, a run imports anew."""
+To import torch, grpc and the tests' own libraries takes most of a run. This process has imported
+them once. Each run imports the sources and the tests anew, from its own copy."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import signal
@@ -52,17 +53,17 @@ def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Repor
             process.join(timeout_s)
             status = process.exitcode
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                # What the tests have started, and left behind, and the run itself if it hangs.
+                os.killpg(pid_of(process), signal.SIGKILL)
+            process.join()
         output.seek(0)
         return Report(status, output.read(), time.monotonic() - started)
 
 
-def _end(process: BaseProcess) -> None:
-    """End a run that hangs, and its own children, too: some tests start processes."""
-    if process.exitcode is None and process.pid is not None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
+def pid_of(process: BaseProcess) -> int:
+    assert process.pid is not None
+    return process.pid
 
 
 def _run(folder: Path, arguments: list[str], output: int) -> None:
@@ -81,4 +82,6 @@ def _run(folder: Path, arguments: list[str], output: int) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    sys.exit(pytest.main(arguments))
+    status = pytest.main(arguments)
+    atexit._run_exitfuncs()  # a fork does not, and a mutant may hang there
+    sys.exit(status)

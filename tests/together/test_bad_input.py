@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import (
+    ClosedError,
     DiLoCoNesterov,
     FailSlow,
     Grace,
@@ -442,6 +443,20 @@ def test_a_frozen_parameter_that_is_not_finite_is_refused_at_the_first_step(valu
         for _ in range(2):  # again for a script that catches errors and goes on
             with pytest.raises(UsageError, match=told):
                 optimizer.step()
+    optimizer.step()  # closed, it trains on alone
+
+
+def test_a_learner_is_closed_if_its_end_is_refused() -> None:
+    inner, _ = masked(0.0)
+    alone = Timing(beat_s=0.05, join_timeout_s=0.05)
+    optimizer = MendOptimizer(inner, listen=LOOPBACK, timing=alone)
+    swapped = optimizer.global_weights()
+    with pytest.raises(UsageError, match="global_weights"), optimizer:  # noqa: PT012
+        optimizer.step()
+        swapped.__enter__()
+    swapped.__exit__(None, None, None)
+    with pytest.raises(ClosedError):
+        optimizer.synchronize()
 
 
 def test_a_newcomer_may_have_any_values_in_a_frozen_parameter() -> None:

@@ -18,6 +18,7 @@ from mend_optim.transport.security.identity import Identity
 from tests.support.certificates import NOW, issue, new_authority
 from tests.support.engines import BASE, PEER, THIRD, offer_of, seal_of
 
+from mend_optim.transport.security.signers import Authorities  # isort: skip - needs the extra
 from tests.support.unproven import unproven  # isort: skip - needs the extra
 from mend_optim.transport.security.notary import CertificateNotary  # isort: skip
 
@@ -144,3 +145,8 @@ def test_a_member_that_somebody_else_has_signed_is_not_proven() -> None:
 def test_what_is_no_line_is_named(text: str) -> None:
     ((_, why),) = found(text)
     assert why.startswith("it is no line of a ledger")
+
+
+def test_authorities_are_certificates() -> None:
+    with pytest.raises(ValueError, match=r"certificate|PEM|load"):
+        Authorities(b"garbage")

@@ -1,6 +1,6 @@
 """Runs of pytest on copies of the sources, each in a process forked from this one.
 
-To import torch, grpc and the tests' own libraries takes most of a run. This process has imported
+To import torch and the tests' own libraries takes most of a run. This process has imported
 them once. Each run imports the sources and the tests anew, from its own copy."""
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import pytest
 
-#: What many tests import, and no mutant changes.
-SHARED = ("grpc.aio", "google.protobuf.message", "hypothesis", "numpy", "torch", "xdist")
+#: What many tests import, and no mutant changes. Not grpc: after a second fork, which some tests
+#: make, a learner would not start.
+SHARED = ("google.protobuf.message", "hypothesis", "numpy", "torch", "xdist")
 OWN = ("mend_optim", "tests")
 OPTIONS = ("-x", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "-W", "ignore")
 

@@ -221,7 +221,15 @@ def test_a_child_that_constructs_a_learner_is_told_to_be_spawned(pair: Pair) -> 
         MendOptimizer(descent(0.0), listen=LOOPBACK)
 
     with pytest.raises(UsageError, match=r"listen and peers .*get_context\('spawn'\)"):
-        held_by_another_thread(NetworkLoop._lock, lambda: in_child(construct))
+        in_child(construct)
+    pair.go_on()
+
+
+def test_a_child_waits_for_no_thread_of_its_parent(pair: Pair) -> None:
+    def takes() -> bool:
+        return NetworkLoop._lock.acquire(timeout=1.0)
+
+    assert held_by_another_thread(NetworkLoop._lock, lambda: in_child(takes))
     pair.go_on()
 
 

@@ -686,6 +686,7 @@ async def test_an_address_that_nobody_dials_is_shown_no_more_until_somebody_does
     a = await crew("a", b.address, timing=Timing(beat_s=0.02, evict_after_s=0.1))
     await a.until(lambda: a.of("undialled") == [(a.address, (b.id,))])
     assert a.shown[:2] == [a.address, ""]
+    assert a.transport._hello().address == a.shown[-1]
     link = b.transport._links.get(a.id)
     assert link.address == a.address
     a.transport.send(b.id, Beat(peer=a.id, address="", count=1), "")

@@ -415,10 +415,11 @@ class TrainingRun:
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""
-        here = self.history.checkpoint(self._own_weights, begun=self.handover is not None)
-        if self.learner is None or self.handover is None:
+        learner, handover = self.learner, self.handover  # another thread may replace them
+        here = self.history.checkpoint(self._own_weights, begun=handover is not None)
+        if learner is None or handover is None:
             return here
-        return _among_peers(here, self.learner, self.handover)
+        return _among_peers(here, learner, handover)
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 

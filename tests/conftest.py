@@ -39,12 +39,6 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return 1 + (os.cpu_count() or 1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in virtual time come first: some take half a minute, and at the end of a run the other
-    workers would have nothing left to do meanwhile."""
-    items.sort(key=lambda item: "virtual" not in item.path.parts)
-
-
 def pytest_collection_finish() -> None:
     """What was imported stays: else each search for garbage would go through all of torch and of
     the tests, for as long as many tests take."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,21 +49,17 @@ def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Repor
         arguments = (folder, [*OPTIONS, *selection], output.fileno())
         process = get_context("fork").Process(target=_run, args=arguments)
         process.start()
+        assert process.pid is not None
         try:
             process.join(timeout_s)
             status = process.exitcode
         finally:
             with suppress(ProcessLookupError):
                 # What the tests have started, and left behind, and the run itself if it hangs.
-                os.killpg(pid_of(process), signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
             process.join()
         output.seek(0)
         return Report(status, output.read(), time.monotonic() - started)
-
-
-def pid_of(process: BaseProcess) -> int:
-    assert process.pid is not None
-    return process.pid
 
 
 def _run(folder: Path, arguments: list[str], output: int) -> None:

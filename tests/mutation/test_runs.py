@@ -10,7 +10,7 @@ from tests.mutation.runs import prepare, pytest_in
 
 PAGES = """
 import subprocess
-import time
+import threading
 from pathlib import Path
 
 from mend_optim import VALUE
@@ -23,11 +23,11 @@ def test_other():
     assert VALUE == 0
 
 def test_left():
-    left = subprocess.Popen(["sleep", "3600"])
+    left = subprocess.Popen(["tail", "-f", "/dev/null"])
     Path("left").write_text(str(left.pid))
 
 def test_endless():
-    time.sleep(3600)
+    threading.Event().wait()
 """
 
 

@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 2 if its arguments were wrong."""
-    show_what_can_be_shown()
+    replace_missing_characters()
     words = with_negatives(sys.argv[1:] if arguments is None else arguments)
     given = parser_for(words).parse_args(words)
     try:
@@ -97,9 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def show_what_can_be_shown() -> None:
-    """From here on a terminal or file that lacks a character, such as a dash, gets a question mark.
-    An exception would end the command."""
+def replace_missing_characters() -> None:
+    """From here on, question marks stand for characters that the terminal or file lacks, such as a
+    dash. An exception would end the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

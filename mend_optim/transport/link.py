@@ -134,7 +134,8 @@ class Link:
         """The peer calls from this host. If it has called from another one, it has moved to another
         network. Otherwise that is no better than where it was dialled: the proxy of a container may
         call in its place."""
-        self.moved_to = host if self.calls_from not in ("", host) else self.moved_to
+        if self.calls_from not in ("", host):
+            self.moved_to = host
         self.calls_from = host
 
     def hung_up(self) -> None:

@@ -357,8 +357,10 @@ class MendOptimizer(ReportingFace):
         status.
 
         Returns:
-            The status. Its `position` is the step at which your learning rate schedule and your
-            data should go on.
+            The status. Let your learning rate schedule and your data go on at its `position`.
+
+        Raises:
+            UsageError: a frozen parameter is not finite: it could never be merged.
         """
         self._run.join()
         return self.status()

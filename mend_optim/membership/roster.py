@@ -30,6 +30,7 @@ from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.turned_away import TurnedAway
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -44,8 +45,6 @@ FANOUT = 16
 DEAF = 6
 #: Beats after a peer was met in which those that this learner has not heard yet hold up rounds.
 PHANTOMS = 5
-#: Processes turned away that are remembered; the oldest go first.
-TURNED_AWAY = 1024
 #: Processes turned away that one beat passes on: the newest.
 AWAY = 64
 
@@ -74,10 +73,11 @@ class Roster:
         #: By name. Invariant: peers[name].id.name == name != me.name.
         self.peers: dict[str, Peer] = {}
         self._graves = Graves()
+        #: Those with an open control stream. Not all of them are on the roster.
+        self._streams: set[PeerId] = set()
         #: The peers that reach others.
         self.go_betweens = GoBetweens(self.peers)
-        #: By name, the last process that was turned away. The oldest comes first.
-        self._turned_away: dict[str, PeerId] = {}
+        self._turned_away = TurnedAway()
         #: Whether any peer has ever been here.
         self.had_company = False
         #: Whether nobody new is admitted, because the run is about to end.
@@ -120,15 +120,12 @@ class Roster:
         if id.name == self.me.name:
             return None
         if self.namesake(id):
-            self._turned_away.pop(id.name, None)
-            self._turned_away[id.name] = id
-            if len(self._turned_away) > TURNED_AWAY:
-                del self._turned_away[next(iter(self._turned_away))]
+            self._turned_away.add(id)
             return None
         if known is None or known.id != id:
             if self.closed or (known is None and not self._make_room()):
                 return None
-            self._turned_away.pop(id.name, None)
+            self._turned_away.forget(id.name)
             incarnation, count = self._graves.last(id.name)
             self._graves.open(id.name)
             count = count if incarnation == id.incarnation else 0
@@ -155,7 +152,7 @@ class Roster:
     def turned_away(self) -> tuple[PeerId, ...]:
         """Return the processes that were turned away because one of their name is alive, the
         newest. That one shall hear of it."""
-        known = [(id, self.namesake(id)) for id in self._turned_away.values()]
+        known = [(id, self.namesake(id)) for id in self._turned_away]
         alive = [id for id, namesake in known if namesake and namesake.life is Life.ALIVE]
         return tuple(alive[-AWAY:])
 
@@ -256,8 +253,7 @@ class Roster:
                 return None
             lost = self._graves.is_silent(rumor.peer)
             self._graves.open(name)
-            known = self._add(now, rumor.peer, rumor.address, rumor.count)
-            known.lost = lost
+            known = self._add(now, rumor.peer, rumor.address, rumor.count, lost)
         if not direct:
             known.rumor = rumor
         known.count = rumor.count
@@ -267,7 +263,7 @@ class Roster:
             known.address = rumor.address
         return known
 
-    def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:
+    def _add(self, now: float, id: PeerId, address: str, count: int, lost: bool = False) -> Peer:
         peer = Peer(
             id=id,
             address=address,
@@ -275,6 +271,8 @@ class Roster:
             met_at=now,
             heard_at=now,
             knows=self._broadcasts[-1],
+            linked=id in self._streams and not lost,
+            lost=lost,
         )
         self.peers[id.name] = peer
         self.had_company = True
@@ -291,6 +289,7 @@ class Roster:
         """Take note that the first control stream with a peer opened, or the last one broke. A
         peer without one is suspected at once, unless this learner hung up while others told that
         the peer lives: where they agree, nobody else seals for it meanwhile."""
+        (self._streams.add if up else self._streams.discard)(id)
         peer = self.find(id)
         if peer:
             peer.linked = up

@@ -270,8 +270,8 @@ BOUNDS_MUTANTS = (
     ),
     never(
         "all-that-were-turned-away-are-kept",
-        "membership/roster",
-        "len(self._turned_away) > TURNED_AWAY",
+        "membership/turned_away",
+        "len(self._last) > TURNED_AWAY",
         ROSTER,
     ),
     never(

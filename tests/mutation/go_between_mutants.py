@@ -196,7 +196,7 @@ GO_BETWEEN_MUTANTS = (
         "",
         of("unit/membership/test_roster", "stopped"),
     ),
-    mutant("hearsay-brings-the-lost-back", ROSTER, "            known.lost = lost\n", "", CHOICE),
+    mutant("hearsay-brings-the-lost-back", ROSTER, "            lost=lost,\n", "", CHOICE),
     mutant("the-lost-stay-lost", ROSTER, "                peer.lost = False\n", "", CHOICE),
     mutant(
         "offers-go-to-sealers-that-are-not-reached",

@@ -328,7 +328,7 @@ MUTANTS = (
     Mutant("told-of-twins-that-are-gone", 4, "membership/roster",
            "if namesake and namesake.life is Life.ALIVE]", "if namesake]", ROSTER),
     Mutant("told-of-former-twins", 4, "membership/roster",
-           "            self._turned_away.pop(id.name, None)\n            incarnation", "            incarnation", ROSTER),
+           "            self._turned_away.forget(id.name)\n            incarnation", "            incarnation", ROSTER),
     Mutant("two-go-beyond-one-in-one-way", 5, "protocol/lineage", 'f"{self.incarnation} {incarnation}"', 'f"{incarnation}"', LINEAGE),
     Mutant("not-beyond", 5, "protocol/lineage", "incarnation=incarnation + 1 + int", "incarnation=incarnation - 1 - int", LINEAGE),
     Mutant("the-living-are-replaced", 4, "engine/namesakes", "namesake.life is Life.GONE and later", "later", NAMESAKES),

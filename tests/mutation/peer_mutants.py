@@ -47,6 +47,30 @@ PEER_MUTANTS = (
         "return not self.heard",
         of("unit/membership/test_roster", "that_no_beat_reaches"),
     ),
+    Mutant(
+        "a-stream-that-stands-is-forgotten",
+        7,
+        "membership/roster",
+        "            linked=id in self._streams and not lost,\n",
+        "",
+        of("unit/membership/test_roster", "stream"),
+    ),
+    Mutant(
+        "a-lost-peer-has-its-stream-still",
+        7,
+        "membership/roster",
+        "in self._streams and not lost",
+        "in self._streams",
+        of("unit/membership/test_roster", "stream"),
+    ),
+    Mutant(
+        "a-broken-stream-stands",
+        7,
+        "membership/roster",
+        "(self._streams.add if up else self._streams.discard)(id)",
+        "self._streams.add(id)",
+        of("unit/membership/test_roster", "stream"),
+    ),
     # Learners that nobody can dial.
     Mutant(
         "an-address-that-nobody-dials-is-kept",

@@ -15,10 +15,10 @@ from mend_optim.membership.roster import (
     DEAF,
     FANOUT,
     PHANTOMS,
-    TURNED_AWAY,
     Roster,
 )
 from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.turned_away import TURNED_AWAY
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -521,7 +521,7 @@ def test_only_the_last_that_were_turned_away_are_remembered_and_fewer_passed_on(
     for i in range(TURNED_AWAY + 1):
         roster.hear(0, beat(f"b{i}", 1, incarnation=2))
         roster.meet(0, PeerId(f"b{i}", 1), "")
-    assert len(roster._turned_away) == TURNED_AWAY
+    assert len(list(roster._turned_away)) == TURNED_AWAY
     assert len(roster.turned_away()) == AWAY
     assert roster.turned_away()[-1] == PeerId(f"b{TURNED_AWAY}", 1)
 
@@ -636,6 +636,33 @@ def test_peers_that_no_beat_reaches_take_no_turn_from_the_others() -> None:
     assert roster.size > 4 * FANOUT
     audiences = [roster.audience(count) for count in range(3)]
     assert audiences == [[B, PeerId("c", 1)]] * 3
+
+
+def test_a_peer_that_comes_back_while_its_stream_stands_hears_our_beats() -> None:
+    """Two learners that have left each other out send no hello, and hear of each other by others.
+    In a big roster no beat would go to a peer that is hearsay."""
+    roster = new(*(f"peer-{i}" for i in range(FANOUT)))
+    for peer in roster:
+        roster.link(0, peer.id, up=True)
+    left_out = PeerId("peer-0", 1)
+    roster.leave_out(left_out)
+    roster.gossip(1, [rumor("peer-0", 2)])
+    assert left_out in {id for count in range(2) for id in roster.audience(count)}
+    roster.leave_out(left_out)
+    roster.link(2, left_out, up=False)
+    roster.gossip(3, [rumor("peer-0", 3)])
+    assert known(roster, "peer-0").is_hearsay
+
+
+def test_a_hello_finds_a_stream_that_has_stood_all_along() -> None:
+    roster = new("b")
+    roster.link(0, B, up=True)
+    assert roster.expire(30.0) == [B]
+    roster.gossip(30.0, [rumor("b", 2)])
+    assert known(roster).is_hearsay  # nothing came on that stream for long
+    roster.expire(60.0)
+    roster.meet(60.0, B, "b:1")
+    assert known(roster).linked
 
 
 # Timing

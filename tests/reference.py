@@ -589,3 +589,24 @@ def whole_offers(
             if not (needed <= here and carried and mentioned):
                 stay.discard(name)
     return stay
+
+
+def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) -> bool:
+    """Whether the last `late` verdicts about a learner say that it is late. `happened` are calls
+    ("call"), its offers ("come"), seals ("seal") and losses of the sealer's role ("void"), with
+    their times. A seal without the answer to a call that is too old is a verdict, and so is the
+    answer to a call unless a seal was one before."""
+    verdicts: list[bool] = []
+    for at, (what, now) in enumerate(happened):
+        since = max((i for i in range(at) if happened[i][0] in ("come", "void")), default=-1)
+        calls = [i for i in range(since + 1, at) if happened[i][0] == "call"]
+        if what not in ("seal", "come") or not calls:
+            continue
+        too_old = now - happened[calls[0]][1] > limit_s
+        between = [i for i in range(calls[0], at) if happened[i][0] == "seal"]
+        missed = any(happened[i][1] - happened[calls[0]][1] > limit_s for i in between)
+        if what == "seal" and too_old:
+            verdicts.append(True)
+        if what == "come" and not missed:
+            verdicts.append(too_old)
+    return len(verdicts) >= late and all(verdicts[-late:])

@@ -22,6 +22,7 @@ from dataclasses import replace
 from enum import Enum
 
 from mend_optim.engine.effects import Outsize
+from mend_optim.engine.lateness import Lateness
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import SIGNATURE, Offer
@@ -78,6 +79,8 @@ class Round:
         self.sealed_at = float("-inf")
         #: The durations of past rounds, for the grace window.
         self.delays = Delays()
+        #: Whose answers to calls come too late.
+        self.lateness = Lateness()
 
     def _on(self, event: str) -> None:
         """Take the table's transition; an event that the table does not list is a bug and raises
@@ -157,8 +160,9 @@ class Round:
         self.launched_at = now
         self.call_at = now
 
-    def called(self, again_at: float) -> None:
+    def called(self, peers: Iterable[PeerId], now: float, again_at: float) -> None:
         """Those that have not offered were called."""
+        self.lateness.called(now, peers)
         self.call_at = again_at
 
     @property

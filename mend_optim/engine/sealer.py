@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.early_offers import EarlyOffers
@@ -104,7 +103,10 @@ class Sealer:
             self.on_offer(now, newer)
 
     def _admit(self, now: float, offer: Offer) -> None:
-        self.state.rounds[offer.fragment].add(*offer.together)
+        round = self.state.rounds[offer.fragment]
+        for each in offer.together:
+            round.lateness.came(now, each.peer, self.stragglers.late_after_s(round))
+        round.add(*offer.together)
         self.poll(now, offer.fragment)
 
     # ── gather, plan, apply ───────────────────────────────────────────────────────────────────────
@@ -131,10 +133,10 @@ class Sealer:
             now=now,
             round=round,
             expected=expected,
-            awaited=self._awaited(expected, needed),
+            awaited=self.stragglers.awaited(round, expected, needed),
             needed=needed,
             period=state.schedule.sync_every,
-            step_s=self._step_s(),
+            step_s=self.stragglers.step_s(),
             known_at=state.roster.known_at(started=fragment.lineage.version > 0),
             behind_until=self._behind_until(fragment),
         )
@@ -164,19 +166,6 @@ class Sealer:
         beat = peer.beat
         return beat is not None and beat.training and beat.genesis == self.state.genesis
 
-    def _awaited(self, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
-        """Those that a round waits for: everybody but the failing; or as many of these as quorum
-        needs, the least slow first."""
-        failing = self.stragglers.failing
-        healthy = [id for id in expected if id not in failing]
-        slow = [id for id in expected if id in failing]
-        slow.sort(key=lambda id: (failing[id].ratio, id))
-        return healthy + slow[: max(0, needed - len(healthy))]
-
-    def _step_s(self) -> float:
-        told = [beat.seconds_per_step for beat in self.state.beats() if beat.seconds_per_step]
-        return median([self.state.step_s, *told])
-
     def _behind_until(self, fragment: Progress) -> float:
         """A round on our anchor would cost the work in a greater one, so that one comes first. A
         peer may be unable to hand it over: it is waited for no longer than a transfer may stand,
@@ -190,7 +179,7 @@ class Sealer:
         if todo.launch:
             round.launch(now)
         if todo.call is not None:
-            round.called(again_at=now + state.policies.timing.beat_s)
+            round.called(todo.call, now, again_at=now + state.policies.timing.beat_s)
             key = state.fragments[round.fragment].lineage.key
             for peer in todo.call:
                 state.emit(Send(peer, Call(state.me, round.fragment, key)))
@@ -246,6 +235,7 @@ class Sealer:
         """Fix the members, and have the worker merge what they offered."""
         state, round = self.state, view.round
         lineage = state.fragments[round.fragment].lineage
+        round.lateness.sealed(view.now, view.expected, self.stragglers.late_after_s(round))
         offers = round.close(view.now, view.expected, reason, state.policies.limits.learners)
         entries = self._weighed(round.fragment, offers, lineage)
         outsized = {i: round.outsized.get(offer.peer) for i, offer in enumerate(offers)}
@@ -266,6 +256,7 @@ class Sealer:
         """Another learner seals: the round is over here."""
         if round.phase is Phase.CALLING:
             round.void()
+        round.lateness.void()
         round.forget_refused()
         self._tell_untold(now, round)
         if round.inbox or self.relaying.joint.waiting(round.fragment):
@@ -332,7 +323,9 @@ class Sealer:
         known = [latency for latency in told if latency]
         if 2 * len(known) <= len(told):
             return state.schedule.sync_every
-        return state.policies.auto.next(state.schedule.sync_every, known, volume, self._step_s())
+        return state.policies.auto.next(
+            state.schedule.sync_every, known, volume, self.stragglers.step_s()
+        )
 
     def _throw_away(self, now: float, fragment: Progress, round: Round, fault: str) -> None:
         round.void()

@@ -7,11 +7,13 @@ makes in time is merged, and work that comes late travels in its next offer."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
+from mend_optim.engine.lateness import awaited, limit_s
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
+from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Pace, Verdict, Watch
 from mend_optim.protocol.lineage import PeerId
@@ -62,6 +64,25 @@ class Stragglers:
     def failing(self) -> Mapping[PeerId, Verdict]:
         """The learners that no round needs to wait for."""
         return self._watch.failing if self._watch else {}
+
+    def awaited(self, round: Round, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
+        """Those of the expected learners that a round waits for, whose quorum is `needed` offers.
+        In lockstep a round that is to be the same again must not depend on how long offers take."""
+        failing = {id: verdict.ratio for id, verdict in self.failing.items()}
+        judges = self._watch is not None and not self.state.schedule.lockstep
+        late = round.lateness.late() if judges else frozenset[PeerId]()
+        return awaited(expected, needed, failing, late)
+
+    def late_after_s(self, round: Round) -> float:
+        """After how long the answer to a call of a round is late."""
+        state, step_s = self.state, self.step_s()
+        period_s = 0.0 if state.policies.auto else state.schedule.sync_every * step_s
+        return limit_s(round.delays, step_s, period_s)
+
+    def step_s(self) -> float:
+        """The learners' median of an inner step, in seconds."""
+        told = [beat.seconds_per_step for beat in self.state.beats() if beat.seconds_per_step]
+        return median([self.state.step_s, *told])
 
     def review(self, now: float) -> None:
         """Judge all learners of this model by their last beats, and report new verdicts."""

@@ -608,11 +608,11 @@ MUTANTS = (
            ("        if len(self.inbox) < needed:\n"
 "            return None"), ("        if len(self.inbox) < needed:\n"
 "            return self.quorum_at"), ROUND),
-    Mutant("slow-ones-shrink-the-quorum", 6, "engine/sealer", " + slow[: max(0, needed - len(healthy))]", "", SEALING),
-    Mutant("the-slowest-is-waited-for-first", 6, "engine/sealer",
-           "(failing[id].ratio, id)", "(-failing[id].ratio, id)", SEALING),
-    Mutant("slow-ones-are-waited-for", 6, "engine/sealer",
-           "if id not in failing]\n", "if id in [*expected]]\n", SEALING),
+    Mutant("slow-ones-shrink-the-quorum", 6, "engine/lateness", " + others[: max(0, needed - len(prompt))]", "", SEALING),
+    Mutant("the-slowest-is-waited-for-first", 6, "engine/lateness",
+           "(failing.get(id, 1.0), id)", "(-failing.get(id, 1.0), id)", SEALING),
+    Mutant("slow-ones-are-waited-for", 6, "engine/lateness",
+           "if id not in failing and id not in late]\n", "if id in [*expected]]\n", SEALING),
     Mutant("slow-ones-are-not-called", 6, "engine/round_plan",
            "round.missing(view.expected)", "round.missing(view.awaited)", SEALING),
     Mutant("grace-beyond-the-overlap", 6, "engine/quorum",

@@ -56,7 +56,7 @@ def calling(
     """A round that has called at `at`."""
     round = waiting(*offers, sealed_at=sealed_at)
     round.launch(at)
-    round.called(again_at)
+    round.called((), 100.0, again_at)
     return round
 
 
@@ -228,7 +228,7 @@ def rounds(draw: st.DrawFn) -> Round:
     round = waiting(*offers, sealed_at=draw(st.sampled_from([-NEVER, 0.0, 90.0, 100.0])))
     if draw(st.booleans()):
         round.launch(100.0)
-        round.called(draw(st.sampled_from([100.5, 101.0, 105.0])))
+        round.called((), 100.0, draw(st.sampled_from([100.5, 101.0, 105.0])))
     if draw(st.booleans()):
         round.note_quorum(100.0, 2)
     return round

@@ -692,6 +692,58 @@ def test_who_fails_slow_is_called_and_not_waited_for() -> None:
     assert (seal.reason, seal.absent) == ("slow_left_out", (THIRD.name,))
 
 
+def a_round_with_late(engine: DrivenEngine, n: int, late_s: float) -> None:
+    """Round `n` of three learners, of which one offers so long after the others."""
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, n), key=engine.lineage.key, follows=n - 1))
+    for _ in range(int(late_s)):
+        engine.tick(1.0)
+        engine.beat(PEER)
+        engine.beat(THIRD)
+    admit(engine, replace(offer_of(THIRD, n), key=engine.lineage.key, follows=n - 1))
+    engine.done(engine.merge())
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+
+
+def rounds_with_late(**options: Any) -> DrivenEngine:
+    """A sealer of three learners, which waits for the third. In two rounds that one was late."""
+    engine = sealer(PEER, THIRD, quorum=2, grace_s=100.0, **options)
+    for n, late_s in enumerate((0.0, 5.0, 5.0)):
+        a_round_with_late(engine, n + 1, late_s)
+    engine.sent(Call)
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, 4), key=engine.lineage.key, follows=3))
+    return engine
+
+
+def test_who_always_offers_late_is_called_and_not_waited_for() -> None:
+    engine = rounds_with_late()
+    assert THIRD in {to for to, _ in engine.sent(Call)}
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
+def test_an_offer_that_came_late_is_the_first_of_the_next_round() -> None:
+    engine = rounds_with_late()
+    admit(engine, replace(offer_of(THIRD, 4), key=engine.lineage.key, follows=3))
+    engine.done(engine.merge())
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, 5), key=engine.lineage.key, follows=4))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+@pytest.mark.parametrize("options", [{"adopt_after": 2}, {"failslow": None}])
+def test_all_wait_where_rounds_repeat_or_nobody_is_judged(options: dict[str, Any]) -> None:
+    engine = rounds_with_late(**options)
+    assert engine.jobs(Merge) == []
+    admit(engine, replace(offer_of(THIRD, 4), key=engine.lineage.key, follows=3))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
 def test_what_the_slow_one_offers_in_time_counts() -> None:
     engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
     admit(engine, offer_of(THIRD, due=False))

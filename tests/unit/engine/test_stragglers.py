@@ -6,9 +6,11 @@ import pytest
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.mode import Mode
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Quorum
+from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
@@ -39,6 +41,18 @@ def hear(watch: Stragglers, now: float, count: int, **levels: float) -> None:
             now, Beat(peer=peer, address="", count=count, genesis=b"genesis", paces=paces)
         )
     watch.review(now)
+
+
+@pytest.mark.parametrize(("auto", "late_s"), [(None, 0.5 + 20.0), (AutoPeriod(), 0.5 + 8.0)])
+def test_an_answer_is_late_after_a_fixed_period(auto: AutoPeriod | None, late_s: float) -> None:
+    """A period that the run makes as long as its rounds take would excuse any wait."""
+    watch = watching(sync_every=10)
+    watch.state.policies = replace(watch.state.policies, auto=auto)
+    watch.stepped(2.0, 10)
+    round = Round(0)
+    round.delays.quorum_took(0.5)
+    round.delays.sync_took(0.5)
+    assert watch.late_after_s(round) == late_s
 
 
 def test_what_a_step_takes_is_the_median_of_the_last_nine() -> None:

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.engine.lateness import (
+    LATE_ANSWERS,
+    LATE_S,
+    LATE_STEPS,
+    Lateness,
+    awaited,
+    limit_s,
+)
+from mend_optim.engine.quorum import Delays
+from mend_optim.protocol.lineage import PeerId
+from tests import reference
+
+A, B, C, D = ALL = tuple(PeerId(name, 1) for name in "abcd")
+LIMIT_S = 3.0
+
+
+def after(*rounds: float, peer: PeerId = B) -> Lateness:
+    """After rounds in which the learner was called and answered after so many seconds."""
+    lateness = Lateness()
+    for at, seconds in enumerate(rounds):
+        lateness.called(100.0 * at, [peer])
+        lateness.came(100.0 * at + seconds, peer, LIMIT_S)
+    return lateness
+
+
+def test_who_answers_too_late_again_and_again_is_not_waited_for() -> None:
+    assert after(*[4.0] * (LATE_ANSWERS - 1)).late() == frozenset()
+    assert after(*[4.0] * LATE_ANSWERS).late() == {B}
+
+
+def test_one_answer_in_time_is_enough_to_be_waited_for_again() -> None:
+    assert after(*[4.0] * 10, 3.0).late() == frozenset()
+    assert after(*[4.0] * 10, 3.0, 4.0).late() == frozenset()
+
+
+def test_a_call_is_as_old_as_when_it_came_first() -> None:
+    lateness = after(4.0)
+    for now in (100.0, 101.0, 102.0, 103.0):
+        lateness.called(now, [B])
+    lateness.came(103.5, B, LIMIT_S)
+    assert lateness.late() == {B}
+
+
+def test_an_offer_that_nobody_called_for_says_nothing() -> None:
+    lateness = after(4.0, 4.0)
+    lateness.came(1000.0, B, LIMIT_S)
+    assert lateness.late() == {B}
+
+
+def test_each_round_without_an_answer_counts() -> None:
+    lateness = Lateness()
+    lateness.called(0.0, [B])
+    lateness.sealed(10.0, ALL, LIMIT_S)
+    assert lateness.late() == frozenset()
+    lateness.sealed(20.0, ALL, LIMIT_S)
+    assert lateness.late() == {B}
+
+
+def test_a_pause_of_one_round_counts_once() -> None:
+    """The answer that a round has missed comes before the next one ends."""
+    lateness = Lateness()
+    lateness.called(0.0, [B])
+    lateness.sealed(10.0, ALL, LIMIT_S)
+    lateness.came(11.0, B, LIMIT_S)
+    assert lateness.late() == frozenset()
+
+
+def test_a_round_that_is_sealed_at_once_misses_nobody() -> None:
+    lateness = Lateness()
+    for now in range(10):
+        lateness.called(100.0 * now, [B])
+        lateness.sealed(100.0 * now + 1.0, ALL, LIMIT_S)
+        lateness.came(100.0 * now + 2.0, B, LIMIT_S)
+    assert lateness.late() == frozenset()
+
+
+def test_who_takes_part_no_more_is_forgotten() -> None:
+    lateness = after(4.0, 4.0)
+    lateness.called(500.0, [B])
+    lateness.sealed(510.0, [A, C], LIMIT_S)
+    assert lateness.late() == frozenset()
+    lateness.came(520.0, B, LIMIT_S)
+    lateness.called(600.0, [B])
+    lateness.came(604.0, B, LIMIT_S)
+    assert lateness.late() == frozenset()
+
+
+def test_another_sealers_calls_are_not_answered_here() -> None:
+    lateness = after(4.0)
+    lateness.called(100.0, [B])
+    lateness.void()
+    lateness.came(900.0, B, LIMIT_S)
+    assert lateness.late() == frozenset()
+
+
+seconds = st.floats(0, 100)
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_late_is_who_makes_a_round_take_twice_as_long_and_longer_than_its_period(
+    quorum: float, sync: float, step: float, period: float
+) -> None:
+    delays = Delays()
+    delays.quorum_took(quorum)
+    assert limit_s(delays, step, period) == float("inf")
+    delays.sync_took(sync)
+    longest = max(quorum + sync, LATE_STEPS * step, LATE_S, period)
+    assert limit_s(delays, step, period) == quorum + longest
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["call", "come", "seal", "void"]), st.sampled_from([0.5, 2.0, 4.0])),
+    max_size=40,
+)
+
+
+@given(events)
+def test_it_judges_as_its_slow_twin_does(happened: list[tuple[str, float]]) -> None:
+    lateness, now, told = Lateness(), 0.0, []
+    for what, passed in happened:
+        now += passed
+        told.append((what, now))
+        match what:
+            case "call":
+                lateness.called(now, [B])
+            case "come":
+                lateness.came(now, B, LIMIT_S)
+            case "seal":
+                lateness.sealed(now, ALL, LIMIT_S)
+            case "void":
+                lateness.void()
+        assert (B in lateness.late()) is reference.is_late(told, LIMIT_S, LATE_ANSWERS)
+
+
+some = st.sets(st.sampled_from(ALL))
+
+
+@given(some, st.integers(1, 5), st.dictionaries(st.sampled_from(ALL), st.floats(1.1, 9)), some)
+def test_a_round_waits_for_all_that_it_has_to(
+    expected: set[PeerId], needed: int, failing: dict[PeerId, float], late: set[PeerId]
+) -> None:
+    found = awaited(sorted(expected), needed, failing, frozenset(late))
+    assert len(set(found)) == len(found)
+    prompt = expected - failing.keys() - late
+    assert prompt <= set(found) <= expected
+    assert len(found) == min(len(expected), max(needed, len(prompt)))
+
+
+@pytest.mark.parametrize(
+    ("needed", "found"), [(1, [A]), (2, [A, C]), (3, [A, C, D]), (4, [A, C, D, B])]
+)
+def test_where_quorum_needs_them_the_late_go_before_the_failing(
+    needed: int, found: list[PeerId]
+) -> None:
+    assert awaited(ALL, needed, {B: 3.0, D: 2.0}, frozenset({C})) == found

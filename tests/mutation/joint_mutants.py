@@ -231,8 +231,8 @@ JOINT_MUTANTS = (
     mutant(
         "the-others-are-not-held",
         "engine/sealer",
-        "rounds[offer.fragment].add(*offer.together)",
-        "rounds[offer.fragment].add(offer)",
+        "round.add(*offer.together)",
+        "round.add(offer)",
     ),
     mutant(
         "parts-without-the-rest", ROUND, "first.carrier is None and here", "first.carrier is None"

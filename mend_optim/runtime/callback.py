@@ -86,8 +86,8 @@ class Callback:
             while (event := self._waiting.get()) is not None:
                 self._call(event)
         except BaseException as error:
-            self._end(error)
             log.exception("%s: on_event ends training", self._name)
+            self._end(error)
 
     def _call(self, event: Event) -> None:
         try:

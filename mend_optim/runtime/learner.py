@@ -94,8 +94,8 @@ class Learner:
     ) -> None:
         self.guard = Guard()
         self.engine = engine(time.monotonic())
-        self.worker = MergeWorker(self.guard, self._finished)
-        self._reporter = Reporter(lambda: self.me, ledger, on_event, self._period, self.guard.end)
+        self.worker = MergeWorker(self.guard, self._finished, partial(_fail, self))
+        self._reporter = Reporter(lambda: self.me, ledger, on_event, self._period, self.worker.fail)
         #: The thread that closes it, or has closed it.
         self.closer: int | None = None
         self._ended = threading.Event()
@@ -451,6 +451,13 @@ class Learner:
             self.check()
             open_learners.await_farewell()
             raise ClosedError(CLOSED)
+
+
+def _fail(learner: Learner, error: BaseException) -> None:
+    """The calling thread, one of the learner's own, cannot go on. The others hear a goodbye. They
+    would else evict a silent learner, meet it anew, and wait for it, again and again."""
+    learner.guard.end(error)
+    learner.close()
 
 
 def is_wanted_in(learner: Learner, steps: int) -> bool:

@@ -31,13 +31,18 @@ class MergeWorker:
         guard: the learner's mutex, which also protects the mailbox.
         finished: called on the worker thread, without the mutex, after each of the engine's jobs.
             It posts the corrections and tells the engine, in one hold of the mutex.
+        fail: called on the worker thread with the error that ends it.
     """
 
     def __init__(
-        self, guard: Guard, finished: Callable[[Job, Done, Sequence[Correction]], None]
+        self,
+        guard: Guard,
+        finished: Callable[[Job, Done, Sequence[Correction]], None],
+        fail: Callable[[BaseException], object],
     ) -> None:
         self._guard = guard
         self._finished = finished
+        self.fail = fail
         #: The tensor side of the learner, from `Learner.begin` on. Only this thread may touch it.
         self.anchors: Anchors | None = None
         #: At most one correction per fragment, which training has not taken yet. Under the mutex.
@@ -117,8 +122,8 @@ class MergeWorker:
             while (action := self.jobs.get()) is not None:
                 action()
         except BaseException as error:
-            self._guard.end(error)
             log.exception("the merge worker failed")
+            self.fail(error)
         finally:
             self._hashers.end()
 

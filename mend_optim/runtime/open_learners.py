@@ -111,15 +111,16 @@ def _close_at_exit() -> None:
 def making_room(listen: str | None) -> Iterator[None]:
     """Surround the start of a learner that listens there.
 
-    If the port is that of an earlier learner of this process whose optimizer is gone, or garbage,
-    wait until that learner has left. If it cannot be had because an earlier learner is still open,
-    name that one."""
+    If the port is that of an earlier learner of this process that is leaving, or whose optimizer is
+    gone, or garbage, wait until that learner has left. If it cannot be had because an earlier
+    learner is still open, name that one."""
     port = parse_address("listen", listen)[1] if listen is not None else 0
     if _at(port):
         gc.collect()
     earlier = _at(port)
     if earlier and earlier.dropped:
         earlier.close(asked=False)
+    if earlier and earlier.closer is not None:
         earlier.await_end()
     try:
         yield

@@ -4,6 +4,7 @@ error names the learner that still holds a port."""
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ import torch
 from torch.nn import Parameter
 
 import mend_optim
-from mend_optim import ClosedError, Event, MendOptimizer, UsageError
+from mend_optim import ClosedError, Event, MendError, MendOptimizer, UsageError
 from mend_optim.transport import background_log
 from tests.support.learners import (
     LOOPBACK,
+    PATIENCE_S,
     TIMING,
     Watch,
     descent,
@@ -88,6 +90,38 @@ def test_an_optimizer_that_is_dropped_tells_what_others_do_not_get(
     background_log.flush(30.0)
     (told,) = [each for each in caplog.messages if each.startswith("b: leaves without finish()")]
     assert "its tokens are in no anchor" in told
+
+
+@pytest.mark.parametrize("thread", ["worker", "callback"])
+def test_a_learner_whose_thread_fails_says_goodbye(thread: str) -> None:
+    """Silent, it would be evicted and met anew for as long as its process lives."""
+
+    def fail(event: Event) -> None:
+        if event.kind == "a test":
+            raise SystemExit
+
+    _a, watch, b = pair(on_event=fail)
+    learner = b._learner
+    assert learner
+    if thread == "worker":
+        learner.worker.put(lambda: fail(Event("a test", "")))
+    else:
+        learner.tell(Event("a test", ""))
+    assert watch.until("left")[0].facts["peer"] == "b"
+    learner.await_end()
+    with pytest.raises(MendError, match="training goes on alone"):
+        step(b, 1.0)
+
+
+def test_the_port_of_a_learner_that_fails_is_free_as_soon_as_it_has_left() -> None:
+    with closing(MendOptimizer(descent(0.0), name="first", listen=LOOPBACK, **ALONE)) as first:
+        learner, address = first._learner, first.status().address
+        assert learner
+        learner.worker.put(sys.exit)
+        assert learner.wait(lambda: False, PATIENCE_S)
+        first.close()
+        with MendOptimizer(descent(0.0), name="second", listen=address, **ALONE) as second:
+            assert second.status().address == address
 
 
 def test_a_callback_that_leads_to_the_optimizer_keeps_nobody() -> None:

@@ -51,7 +51,7 @@ def working(*made: Correction) -> Iterator[tuple[MergeWorker, list[Sequence[Corr
             finished.append(corrections)
             guard.changed.notify_all()
 
-    worker = MergeWorker(guard, finish)
+    worker = MergeWorker(guard, finish, guard.end)
     worker.anchors = Scripted(*made)  # type: ignore[assignment]
     worker.start()
     try:
@@ -86,7 +86,9 @@ def test_actions_and_jobs_run_in_the_order_they_were_put() -> None:
 def test_a_job_is_finished_without_the_mutex() -> None:
     guard = Guard()
     held: list[bool] = []
-    worker = MergeWorker(guard, lambda job, done, corrections: held.append(guard.is_held()))
+    worker = MergeWorker(
+        guard, lambda job, done, corrections: held.append(guard.is_held()), guard.end
+    )
     worker.anchors = Scripted()  # type: ignore[assignment]
     worker.start()
     worker.perform(JOB)

@@ -33,6 +33,7 @@ class Fake:
 
     def close(self, *, asked: bool = True) -> None:
         self.calls.append("close" if asked else "close unasked")
+        self.closer = self.closer or threading.get_ident()
 
     def await_end(self) -> None:
         self.calls.append("await_end")
@@ -51,6 +52,13 @@ def earlier(request: pytest.FixtureRequest) -> Iterator[Fake]:
 def test_a_dropped_learner_has_ended_before_its_port_is_taken(earlier: Fake) -> None:
     with making_room(HERE):
         assert earlier.calls == ["close unasked", "await_end"]
+
+
+@pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)
+def test_a_learner_that_another_thread_closes_has_ended_before(earlier: Fake) -> None:
+    earlier.closer = 1
+    with making_room(HERE):
+        assert earlier.calls == ["await_end"]
 
 
 @pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)

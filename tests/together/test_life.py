@@ -35,9 +35,12 @@ ALONE: dict[str, Any] = {"timing": mend_optim.Timing(join_timeout_s=0.0), "sync_
 
 @pytest.fixture(autouse=True)
 def nobody_left() -> Iterator[None]:
-    """No test leaves a learner behind."""
+    """No test leaves a learner behind, nor its last lines in the log of the next test."""
     yield
     mend_optim.close_all()
+    for thread in workers():
+        thread.join(PATIENCE_S)
+    background_log.flush(PATIENCE_S)
 
 
 def pair(**options: Any) -> tuple[MendOptimizer, Watch, MendOptimizer]:

@@ -299,6 +299,20 @@ CLI_MUTANTS = (
         CREW,
     ),
     mutant(
+        "a-full-disk-ends-all-learners",
+        "cli/run/supervisor",
+        "    with suppress(OSError):\n        while left:",
+        "    with suppress(BrokenPipeError):\n        while left:",
+        of("system/test_run", "full_disk"),
+    ),
+    mutant(
+        "a-start-that-fails-ends-all-learners",
+        "cli/run/supervisor",
+        "            if not self._has_started:\n",
+        "            if True:\n",
+        of("system/test_run", "cannot_start"),
+    ),
+    mutant(
         "the-last-lines-are-not-shown",
         "cli/run/supervisor",
         "        self._last[index].extend(lines)\n",

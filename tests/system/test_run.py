@@ -116,6 +116,41 @@ def test_a_learner_that_ends_badly_is_started_again_so_many_times() -> None:
     assert "it is not started again" in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
+def test_a_full_disk_takes_no_output_and_stops_nobody(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command("-n", "1", "--", "sh", "-c", f"echo a; echo b; echo c > {tmp_path}/done"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "done").exists()
+
+
+def test_a_learner_that_cannot_start_again_ends_nobody_else(tmp_path: Path) -> None:
+    """The system may have no room for a process at that moment."""
+    program, here, done = tmp_path / "program", tmp_path / "here", tmp_path / "done"
+    wait = "do sleep 0.01; done"
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = 0 ]; then while [ ! -e {here} ]; {wait}; rm {program}; exit 7; fi\n"
+        f"echo > {here}; while [ -e {program} ]; {wait}; echo > {done}\n"
+    )
+    program.chmod(0o700)
+    status, _, err = finished(
+        *("-n", "2", "--restarts", "2", "--pause", "0.01", "--", str(program), "{index}")
+    )
+    assert err.count("learner-0 cannot start: ") == 2
+    assert "learner-0 ended with status 126" in err
+    assert "it is not started again" in err
+    assert status == 126
+    assert done.exists()
+
+
 def test_a_system_without_waitid_starts_learners_again() -> None:
     """macOS has it from Python 3.13 on."""
     run = ["run", "-n", "1", "--restarts", "1", "--pause", "0.01", "--", "sh", "-c", "exit 7"]

@@ -29,6 +29,8 @@ STOPS = tuple(
 NAME = "mend"
 #: Lines of a learner that can be shown once more.
 LAST_LINES = 10
+#: The status of a process that the system had no room for, as a shell has it.
+NOT_STARTED = 126
 
 
 class Supervisor:
@@ -54,6 +56,8 @@ class Supervisor:
         self._colours = colours
         self._width = max(len(name) for name in (NAME, *(seat.name for seat in seats)))
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        #: Whether any process could be started: then the command is one that can run.
+        self._has_started = False
         self._selector = selectors.DefaultSelector()
         self._said = Prefixed(NAME, self._width)
         #: The last lines of each learner's last process.
@@ -100,15 +104,15 @@ class Supervisor:
 
     def _start(self, index: int) -> None:
         seat = self._seats[index]
-        # In a session of its own, a Ctrl-C at the terminal does not reach it twice.
-        child = subprocess.Popen(
-            seat.command,
-            env=dict(seat.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            child = _started(seat)
+        except OSError as error:
+            if not self._has_started:
+                raise
+            self._put(2, self._said.feed(f"{seat.name} cannot start: {error}\n".encode()))
+            self._do(self._crew.ended(index, NOT_STARTED, time.monotonic(), self._joined()))
+            return
+        self._has_started = True
         self._running[index] = child
         self._last[index].clear()
         for to, pipe in ((1, child.stdout), (2, child.stderr)):
@@ -184,6 +188,18 @@ class Supervisor:
                 os.killpg(child.pid, number)
 
 
+def _started(seat: Seat) -> subprocess.Popen[bytes]:
+    # In a session of its own, a Ctrl-C at the terminal does not reach it twice.
+    return subprocess.Popen(
+        seat.command,
+        env=dict(seat.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
     """Whether a child has ended. It is not waited for yet where the system can tell so, as macOS
     can from Python 3.13 on: until then nobody else gets the number of its group."""
@@ -216,8 +232,12 @@ def _heard(number: int, frame: object) -> None:
 
 def write_all(to: int, data: bytes) -> None:
     """Write to standard output or standard error at once. A reader that has gone, such as `head`,
-    stops nobody."""
+    stops nobody, and no more does a disk that is full: what it does not take is lost."""
     stream = sys.stdout if to == 1 else sys.stderr
-    with suppress(BrokenPipeError):
-        stream.buffer.write(data)
-        stream.buffer.flush()
+    if stream is None:
+        return
+    left = memoryview(data)
+    # Python's own buffer would keep what failed, and fail again with every line.
+    with suppress(OSError):
+        while left:
+            left = left[os.write(stream.fileno(), left) :]

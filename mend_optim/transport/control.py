@@ -72,6 +72,10 @@ class Links:
         """Return the link with exactly this incarnation."""
         return self._links.get(id)
 
+    def _is_present(self, link: Link) -> bool:
+        """Whether the peer has not been dismissed."""
+        return self._links.get(link.id) is link
+
     def _has(self, name: str) -> bool:
         """Whether a learner of this name has a control stream with this one."""
         return any(link.id.name == name and link.streams for link in self)
@@ -162,9 +166,12 @@ class Links:
         return link
 
     def dismiss(self, link: Link) -> None:
-        """Make the peer a stranger again."""
+        """Make the peer a stranger again. Its streams may take a while to end, and the peer may be
+        back with new ones before."""
         self._links.pop(link.id, None)
         self._hang_up(link)
+        if link.streams:
+            self._handler.linked(link.id, False)
 
     def expel(self, link: Link, reason: str) -> None:
         """Dismiss a peer that may take part no more, and tell the handler why."""
@@ -212,6 +219,8 @@ class Links:
             linger: Whether to wait at the end until the peer has read everything. The side that
                 dialled must, because leaving breaks the stream.
         """
+        if not self._is_present(link):
+            return  # the peer was dismissed while the stream opened
         outbox = Outbox()
         link.streams.append(outbox)
         if len(link.streams) == 1:
@@ -228,7 +237,7 @@ class Links:
             listening.cancel()
             link.streams.remove(outbox)
             outbox.finished.set()
-            if not link.streams:
+            if not link.streams and self._is_present(link):
                 link.down_since = asyncio.get_running_loop().time()
                 self._handler.linked(link.id, False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,6 +72,49 @@ def test_a_link_that_breaks_is_no_refusal(fault: PeerError, refused: int) -> Non
         assert sum(each.times for each in links.refusals.counted()) == refused
 
     listen()
+
+
+class Open:
+    """A control stream on which nothing is said, and which stands until `end` is set."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        await self.end.wait()
+        return None
+
+    async def finish(self) -> None: ...
+
+
+@virtual
+async def test_a_peer_that_was_dismissed_is_down_before_it_comes_back() -> None:
+    """Its former stream may end after its new one has begun. The learner would take the peer for
+    one without a stream as long as the new one stands."""
+    recorder, transfers = Recorder("a"), Mock()
+    links = Links(recorder, transfers, Goodbyes(None))
+    streams = []
+    for _ in range(2):
+        stream, link = Open(), links.admit(PEER, "b:1", "b", dialled=True)
+        work = links.converse(link, stream, linger=True)  # type: ignore[arg-type]
+        streams.append((stream, asyncio.ensure_future(work)))
+        await asyncio.sleep(0)
+        if len(streams) == 1:
+            links.dismiss(link)
+    for stream, task in streams:
+        stream.end.set()
+        await task
+    assert [event[2] for event in recorder.events] == [True, False, True, False]
+
+
+@virtual
+async def test_no_stream_stands_with_a_peer_that_was_dismissed_while_it_opened() -> None:
+    recorder = Recorder("a")
+    links = Links(recorder, Mock(), Goodbyes(None))
+    link = links.admit(PEER, "b:1", "b")
+    links.dismiss(link)
+    await asyncio.wait_for(links.converse(link, Open()), 1.0)  # type: ignore[arg-type]
+    assert recorder.events == []
 
 
 PEER = PeerId("b", 1)

@@ -11,7 +11,13 @@ from pathlib import Path
 from mend_optim.environment import stand_in
 from mend_optim.errors import UsageError, require, require_instance
 from mend_optim.transport.address import is_loopback, parse_address
-from mend_optim.transport.security.channels import MutualTls, Plaintext, Security
+from mend_optim.transport.security.channels import (
+    ON_EXECUTOR,
+    Aside,
+    MutualTls,
+    Plaintext,
+    Security,
+)
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.transport.security.loading import CredentialFiles
 
@@ -41,12 +47,13 @@ class LinkSecurity:
     source: str = "credentials"
     insecure: bool = False
 
-    def open(self, name: str) -> Security:
-        """Read and check the files of the learner of this name. Raises `UsageError`."""
+    def open(self, name: str, aside: Aside = ON_EXECUTOR) -> Security:
+        """Read and check the files of the learner of this name. They are read again later: `aside`
+        runs that on another thread. Raises `UsageError`."""
         if self.credentials is not None:
             files = CredentialFiles(self.source, self.credentials, name)
             kind = self.credentials.source.value
-            return MutualTls(files.read(), kind, files.read_again, files.notary())
+            return MutualTls(files.read(), kind, files.read_again, files.notary(), aside)
         if self.insecure:
             log.warning(WARNING, name)
         return Plaintext(INSECURE if self.insecure else LOCAL)

@@ -40,6 +40,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.ranks.guard import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
+from mend_optim.runtime.off_loop import off_loop
 from mend_optim.runtime.resolver import resolve
 from mend_optim.security import (
     LinkSecurity,
@@ -203,7 +204,7 @@ class Settings:
         if listen is not None and not parse_address(listen_from, listen)[1]:
             listen = f"{listen.rpartition(':')[0]}:{port}"
         advertise, peers, lists = place.advertise, place.peers.seeds, place.lists()
-        security = place.security.open(self.name)
+        security = place.security.open(self.name, partial(off_loop, name="mend-credentials"))
         bare = self.offline().divided(layout(owner).parts)
         present = _through(owner, layout)
         learner = Learner(

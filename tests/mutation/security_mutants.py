@@ -28,6 +28,13 @@ PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 SECURITY_MUTANTS = (
     mutant(
+        "credentials-that-hang-keep-the-process",
+        "settings",
+        ', partial(off_loop, name="mend-credentials")',
+        "",
+        of("together/test_security", "hang"),
+    ),
+    mutant(
         "ssl-is-asked-for-files-that-are-missing",
         "security/files",
         "of credentials nor its name.\n    _content(source, directory)\n",

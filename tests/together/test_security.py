@@ -7,6 +7,7 @@ import copy
 import io
 import logging
 import pickle
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import torch
 
 from mend_optim import Credentials, MendOptimizer, Timing, UsageError
 from mend_optim.security import INSECURE, LOCAL
+from mend_optim.transport.security.loading import CredentialFiles
 from mend_optim.transport.security.shared_secret import SECRET_BYTES
 from tests.support.certificates import DAY, files_of, new_authority, secret_in
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
+    PATIENCE_S,
     Watch,
     cluster,
     descent,
@@ -69,6 +72,24 @@ def test_learners_with_credentials_train_one_model(made: Any, tmp_path: Path) ->
         kind = three[0]._run.settings.place.security.credentials.source.value  # type: ignore[union-attr]
         assert all(s.security.startswith(f"mutual TLS ({kind}), cert") for s in statuses)
         assert f"security  mutual TLS ({kind})" in str(statuses[0])
+
+
+def test_files_that_hang_do_not_keep_the_process_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials may be on a disk of the net. The interpreter waits for threads that are no
+    daemons, and for those of asyncio's executor."""
+    (given,) = each_with_files(tmp_path, "a")
+    readers = []
+    monkeypatch.setattr(
+        CredentialFiles, "read_again", lambda _: readers.append(threading.current_thread())
+    )
+    with closing(
+        MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=HASTY, **given)
+    ) as optimizer:
+        network = optimizer._learner.network
+        network.loop.run(network.transport._renewal.look(), PATIENCE_S)
+    assert [(each.name, each.daemon) for each in readers] == [("mend-credentials", True)]
 
 
 def looks_for(seed: str, **options: Any) -> Watch:

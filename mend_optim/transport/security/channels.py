@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from mend_optim.errors import UsageError
@@ -23,6 +23,10 @@ from mend_optim.transport.security.probe import probe, speaks_tls
 log = BackgroundLog("mend_optim")
 
 Options = Sequence[tuple[str, int]]
+Aside = Callable[[Callable[[], Identity | None]], Awaitable[Identity | None]]
+"""Runs a function that may block, beside the loop."""
+#: On a thread that the interpreter waits for when it ends.
+ON_EXECUTOR: Aside = asyncio.to_thread
 
 #: Seconds for which a peer's certificate counts on after its end, so that a clock that is wrong by
 #: less stops no run. TLS itself refuses new connections at once.
@@ -108,9 +112,11 @@ class MutualTls:
     Args:
         identity: What this learner shows.
         kind: What the user calls that.
-        read_again: Returns what it shows from now on, if that has changed. Raises `UsageError`.
+        read_again: Returns what it shows from now on, if that has changed. Raises `UsageError`. It
+            may block for long.
         notary: Makes the notary, given what returns the present identity; None: offers are not
             signed.
+        aside: Runs `read_again` on another thread.
     """
 
     authenticates = True
@@ -121,11 +127,13 @@ class MutualTls:
         kind: str,
         read_again: Callable[[], Identity | None] = lambda: None,
         notary: Callable[[Callable[[], Identity]], Notary] | None = None,
+        aside: Aside = ON_EXECUTOR,
     ) -> None:
         self._identity = identity
         self.notary = notary(lambda: self._identity) if notary else None
         self._kind = kind
         self._read_again = read_again
+        self._aside = aside
         #: What was last said to be wrong with files that have changed.
         self._complaint = ""
         self._reminder = Reminder()
@@ -177,7 +185,7 @@ class MutualTls:
     async def _read_files(self) -> None:
         name = self._identity.name
         try:
-            present = await asyncio.to_thread(self._read_again)
+            present = await self._aside(self._read_again)
         except UsageError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

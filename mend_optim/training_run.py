@@ -226,11 +226,11 @@ class TrainingRun:
         """Lay out the parameters, and start the learner. Raises `UsageError`."""
         refuse_late_ranks(self.settings.group)
         self.model.lay_out()
-        self._starts_late = False
         self._connect()
 
     def _connect(self, port: int = 0) -> None:
         self.learner = self.settings.connect(self, _layout_of, self.history.saved, port)
+        self._starts_late = False
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
@@ -406,12 +406,12 @@ class TrainingRun:
         relaid = self.model.follow(loaded)
         self.history.go_on(loaded.saved)
         if self.learner and (self.handover or relaid or is_past(self.learner.me, loaded.saved)):
-            self.handover = None
-            was_closed, port = self.learner.closed, self.learner.port
-            self.learner.close()
-            self.learner = None
-            if not was_closed:
-                self._connect(port)
+            former, self.learner, self.handover = self.learner, None, None
+            # If it cannot start now, the next step tries again.
+            self._starts_late = not former.closed
+            former.close()
+            if self._starts_late:
+                self._connect(former.port)
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""

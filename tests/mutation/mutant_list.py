@@ -666,6 +666,8 @@ MUTANTS = (
            of("unit/runtime/test_open_learners")),
     Mutant("the-closing-keep-their-port", 7, "runtime/open_learners", "earlier.closer is not None:", "earlier.dropped:",
            of("unit/runtime/test_open_learners")),
+    Mutant("a-restart-that-fails-is-the-end", 5, "training_run", "            self._starts_late = not former.closed\n            former.close()\n            if self._starts_late:",
+           "            restarts = not former.closed\n            former.close()\n            if restarts:", of("together/test_restore", "in_silence")),
     Mutant("a-failed-learner-stays", 7, "runtime/learner", "    learner.guard.end(error)\n    learner.close()\n", "    learner.guard.end(error)\n",
            of("together/test_life", "fails_says")),
     Mutant("an-idle-learner-is-waited-for", 7, "engine/offers", "if self.idleness.idle:", "if False:", IDLE),

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mend_optim import MendOptimizer, RoundRecord
+from mend_optim import MendOptimizer, RoundRecord, UsageError
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.settings import Settings
 from tests.support.checkpoints import Saved, anchors, load, me, newcomer, progress, resumed, save
 from tests.support.learners import (
     LOOPBACK,
@@ -26,8 +28,10 @@ from tests.support.learners import (
     same,
     settle,
     start,
+    step,
     together,
     until,
+    wave,
 )
 
 # the gradients of the learner of that name
@@ -453,3 +457,20 @@ def test_from_peers_to_alone_and_back() -> None:
         assert_settled(made, 4 + 4 + 2 + 5 + 1)
         assert read(made[1]) == read(made[0]) == [later[0][0][0].item() - 1]
         assert made[0].status().step == 12
+
+
+def test_a_learner_that_cannot_start_anew_does_not_train_alone_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its files of credentials may be gone by now, or another program may have its port."""
+    with cluster(descent(0.0), descent(0.0), sync_every=2) as (a, _):
+        drive([a], 1, wave)
+        saved, trained = a.state_dict(), read(a)
+        with monkeypatch.context() as broken:
+            broken.setattr(Settings, "connect", Mock(side_effect=UsageError("its port is taken")))
+            for call in (lambda: a.load_state_dict(saved), lambda: step(a, 1.0), a.synchronize):
+                with pytest.raises(UsageError, match="its port is taken"):
+                    call()
+        assert read(a) == trained
+        a.join()
+        assert a.status().joined

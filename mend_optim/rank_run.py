@@ -158,6 +158,7 @@ class RankRun(TrainingRun):
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
         may_be = not self._meetings.closed and may_be_phantom(self.inner, *args, **kwargs)
         if may_be and not self._any_rank(not only_makes_state(self.model.tensors())):
+            self.unseen.stepped()
             return self.inner.step()
         assert self._uncompiled is not None
         return self._uncompiled(self, *args, **kwargs)

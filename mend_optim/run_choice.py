@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
+from mend_optim.direct_steps import heed_direct_steps
 from mend_optim.errors import require
 from mend_optim.ranks.guard import is_divided
 from mend_optim.ranks.shards import Shards, check_shards
@@ -26,9 +27,16 @@ def new_run(settings: Settings, model: WrappedParameters, shards: Shards = None)
         UsageError: the parameters cannot be merged, `shards` is wrong, or the ranks don't agree.
     """
     check_shards(shards)
-    if settings.place is not None:
-        _refuse_container(model.inner)
-    if settings.place is None or not is_divided(settings.group):
+    if settings.place is None:
+        return TrainingRun(settings, model)
+    _refuse_container(model.inner)
+    run = _run_with_peers(settings, model, shards)
+    heed_direct_steps(run)
+    return run
+
+
+def _run_with_peers(settings: Settings, model: WrappedParameters, shards: Shards) -> TrainingRun:
+    if not is_divided(settings.group):
         return TrainingRun(settings, model)
     # torch may have been built without what it needs.
     from mend_optim.rank_run import RankRun

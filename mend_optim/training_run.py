@@ -29,7 +29,7 @@ from mend_optim.model.token_count import (
     uses_old,
     was_skipped,
 )
-from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
+from mend_optim.model.unseen_moves import UNSEEN, UnseenMoves, versions
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.guard import refuse_late_ranks
 from mend_optim.run_history import RunHistory
@@ -64,10 +64,6 @@ CALLED_BACK = (
 CAPTURED = (
     "{call}() must not be captured in a CUDA graph, whose replays would not be counted: capture "
     "the forward and the backward pass alone, and call {call}() after each replay"
-)
-UNSEEN = (
-    "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
-    "let the optimizer step in step(), for example with a closure"
 )
 
 
@@ -115,7 +111,8 @@ class TrainingRun:
         # Whether the frozen parameters have been found to be finite since it joined.
         self._is_checked = False
         self._count = TokenCount()
-        self._unseen = UnseenMoves()
+        #: Training that no step is seen of.
+        self.unseen = UnseenMoves()
         self._seconds_in_mend = 0.0
         # When the last step returned; None if this library took time since.
         self._returned_at: float | None = None
@@ -138,6 +135,7 @@ class TrainingRun:
     def take_step(self, *args: Any, **kwargs: Any) -> Any:
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
         if is_phantom(self.inner, *args, **kwargs):
+            self.unseen.stepped()
             return self.inner.step()
         if self.learner is None and not self._starts_late:
             self.history.check()
@@ -175,7 +173,7 @@ class TrainingRun:
         """The inner optimizer has stepped: the step is counted. With peers, copy what is due and
         add what is ready."""
         done_at = time.perf_counter()
-        self._unseen.stepped()
+        self.unseen.stepped()
         if begun.stale and not any_gradient(self.model.merged):
             self._count.take(0)
         elif not was_skipped(self.inner):
@@ -200,8 +198,8 @@ class TrainingRun:
 
     def passed(self, method: str, before: tuple[int, ...]) -> None:
         """A method that only the inner optimizer has was called, and no step was taken in it."""
-        if self.learner and self._unseen.moved(self.versions() != before):
-            self.learner.tell(Event("unseen", UNSEEN.format(method=method, calls=CALLS)))
+        if self.learner and self.unseen.moved(self.versions() != before):
+            self.learner.tell(Event("unseen", UNSEEN.format(method=method)))
 
     def _count_step(self) -> tuple[int, float]:
         """Count one inner step. Returns its tokens, and its inner learning rate, or 0 unless the

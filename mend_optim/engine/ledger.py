@@ -121,7 +121,7 @@ class Event:
     forked              peer, incarnation, fragment: a learner has something else in an anchor
                         than this learner has under the same key
     jumped              none: the weights were replaced between two steps
-    unseen              none: methods of the inner optimizer train, and no step is taken
+    unseen              none: the inner optimizer trains, and no step is seen
     undialled           address, peers (names): nobody dials this learner there, although it
                         reaches these. It seals no round
     dialled             address: somebody does, after all

@@ -1,4 +1,5 @@
-"""Whether methods of the inner optimizer train the weights, and no step is ever seen."""
+"""Whether a script trains the weights in ways in which no step is ever seen: by other methods of
+the inner optimizer, or by that one's own `step()`, past its wrapper."""
 
 from __future__ import annotations
 
@@ -11,6 +12,14 @@ from torch import Tensor
 #: and fro between training and evaluation is not: there are steps in between.
 CALLS = 16
 TRAINED = 3
+UNSEEN = (
+    f"{{method}}() and others have moved the weights {CALLS} times without a step: nothing is "
+    "merged; let the optimizer step in step(), for example with a closure"
+)
+DIRECT = (
+    f"the inner optimizer has taken {CALLS} steps past this MendOptimizer, which sees none of "
+    "them: nothing is merged; call step() of the MendOptimizer in place of the inner optimizer's"
+)
 
 
 class UnseenMoves:
@@ -24,7 +33,7 @@ class UnseenMoves:
         self._calls = 0
 
     def moved(self, changed: bool) -> bool:
-        """A method was called, in which no step was taken. Returns whether the user is to be told
+        """A method was called, in which no step was seen. Returns whether the user is to be told
         now: once, until there is a step."""
         self._calls += changed
         return changed and self._calls == CALLS

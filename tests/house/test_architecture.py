@@ -28,6 +28,7 @@ TOP = {
     "inner_face",
     "reported",
     "reporting_face",
+    "direct_steps",
     "own_methods",
     "own_tensors",
     "shared_tensors",

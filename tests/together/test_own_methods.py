@@ -4,17 +4,19 @@ and training without any step is told."""
 from __future__ import annotations
 
 import threading
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from mend_optim.model.unseen_moves import CALLS
 from tests.support.learners import (
     LOCKSTEP,
     Watch,
     cluster,
+    descent,
     parameters,
     read,
     same,
@@ -117,3 +119,53 @@ def test_methods_that_move_the_weights_between_steps_are_no_news() -> None:
             step(optimizer, 1.0)
         optimizer.close()
     assert watch.of("unseen") == []
+
+
+def test_steps_that_are_taken_past_the_wrapper_are_told_once() -> None:
+    watch = Watch()
+    (inner,) = pair = [descent(1.0)]
+    with cluster(*pair, started=False, each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(CALLS - 1):
+            step(inner, 1.0)
+        assert not watch.of("unseen")
+        step(inner, 1.0)
+        (event,) = watch.until("unseen")
+        assert "the inner optimizer has taken 16 steps past this MendOptimizer" in event.text
+        for _ in range(2 * CALLS):
+            step(inner, 1.0)
+        assert optimizer.status().step == 0
+    assert len(watch.of("unseen")) == 1
+
+
+def test_steps_of_the_wrapper_are_seen_whichever_way_they_are_taken() -> None:
+    watch = Watch()
+    inner = SAM(weights(1.0), lr=RATE)
+    with cluster(inner, each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(2 * CALLS):
+            sharp_step(optimizer, -3.0)
+        optimizer.close()
+        for _ in range(2 * CALLS):
+            sharp_step(inner, -3.0)
+    with cluster(descent(1.0), each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(2 * CALLS):
+            step(optimizer, 1.0)
+        optimizer.close()
+    with cluster(SGD(weights(1.0), lr=0.0), each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(2 * CALLS):
+            step(optimizer, 0.0)
+        assert optimizer.status().step == 0
+        optimizer.close()
+    assert watch.of("unseen") == []
+
+
+def test_an_inner_optimizer_that_copies_all_its_attributes_can_be_copied_still() -> None:
+    class Whole(SGD):
+        def __getstate__(self) -> dict[str, Any]:
+            return self.__dict__
+
+    inner = Whole(weights(1.0), lr=RATE)
+    with cluster(inner):
+        other = deepcopy(inner)
+        for _ in range(CALLS):
+            step(other, 1.0)
+    assert read(other) == [1.0 - RATE * CALLS]

@@ -68,6 +68,7 @@ from tests.support.learners import (
     descent,
     drive,
     parameters,
+    step,
     weights,
 )
 from tests.support.two_steps import Mover
@@ -422,6 +423,15 @@ def jumped() -> Said:
         return watch.until("jumped")
 
 
+def past_the_wrapper() -> Said:
+    watch = Watch()
+    inner = descent(0.0)
+    with cluster(inner, started=False, each=[{"on_event": watch}]):
+        for _ in range(CALLS):
+            step(inner, 1.0)
+        return watch.until("unseen")
+
+
 def unseen() -> Said:
     watch = Watch()
     inner = Mover(weights(0.0))
@@ -627,6 +637,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Two anchors under one key": forked,
     "Weights that were replaced": jumped,
     "Training without a step": unseen,
+    "Steps past the wrapper": past_the_wrapper,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),
     "Work that a merge cannot take": lambda: begins(
         descent(1.0), "unclosed", codec="powersgd", merge="median"

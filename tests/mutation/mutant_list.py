@@ -766,6 +766,7 @@ MUTANTS = (
     Mutant("the-lonely-hear-that-they-are-slow", 7, "engine/stragglers", "        if not self.state.alone:\n            levels", "        if True:\n            levels",
            of("unit/engine/test_stragglers")),
     Mutant("all-clear-is-quiet", 7, "runtime/event_log", "kind = event.lifts or event.kind", "kind = event.kind", of("unit/runtime/test_event_log")),
+    Mutant("weights-of-another-file-are-replaced-in-silence", 7, "runtime/event_log", ' or event.facts.get("intact") is False', "", of("unit/runtime/test_event_log")),
     Mutant("every-round-is-a-summary", 7, "runtime/event_log", "now - self._since >= EVERY_S", "now >= self._since", of("unit/runtime/test_event_log")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("a-compiled-step-looks-at-gradients", 9, "model/token_count",

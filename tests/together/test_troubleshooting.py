@@ -13,7 +13,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +391,17 @@ def forked() -> Said:
     return engine.events("forked")
 
 
+def other_weights() -> Said:
+    watch = Watch()
+    with cluster(descent(0.0), descent(0.0), **LOCKSTEP) as both:
+        drive(both, 4, lambda i, s: 1.0)
+        saved = both[0].state_dict()
+    with closing(MendOptimizer(descent(7.0), name="a", listen=LOOPBACK, on_event=watch)) as again:
+        again.load_state_dict(saved)
+        step(again, 1.0)
+        return watch.until("restored")
+
+
 def rolled_back() -> Said:
     engine = among_peers()
     again = engine.lineage.rolled_back(Rollback(1, "b").genesis())
@@ -633,6 +644,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Weights that are not finite": healed,
     "Offers that are too large": outsized,
     "No finite anchor": no_anchor,
+    "Weights beside a checkpoint": other_weights,
     "A run that was rolled back": rolled_back,
     "Two anchors under one key": forked,
     "Weights that were replaced": jumped,

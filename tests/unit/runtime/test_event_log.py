@@ -70,6 +70,8 @@ def round_of(*members: str, version: int = 1, **facts: Any) -> Event:
         (Event("joined", ""), logging.INFO),
         (Event("left", ""), logging.INFO),
         (Event("slow", ""), logging.INFO),
+        (Event("restored", "", {"intact": True}), logging.INFO),
+        (Event("restored", "", {"intact": False}), logging.WARNING),
         (round_of("a"), logging.DEBUG),
         (Event("joined", "", lifts="waiting"), logging.WARNING),
         (Event("met", "", lifts="evicted"), logging.WARNING),

@@ -33,6 +33,7 @@ from mend_optim.model.unseen_moves import UNSEEN, UnseenMoves, versions
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.guard import refuse_late_ranks
 from mend_optim.run_history import RunHistory
+from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.sole_trainer import refuse_added, refuse_second
@@ -111,7 +112,6 @@ class TrainingRun:
         # Whether the frozen parameters have been found to be finite since it joined.
         self._is_checked = False
         self._count = TokenCount()
-        #: Training that no step is seen of.
         self.unseen = UnseenMoves()
         self._seconds_in_mend = 0.0
         # When the last step returned; None if this library took time since.
@@ -172,24 +172,25 @@ class TrainingRun:
     def end_step(self, begun: Begun) -> None:
         """The inner optimizer has stepped: the step is counted. With peers, copy what is due and
         add what is ready."""
-        done_at = time.perf_counter()
+        ended = time.perf_counter()
         self.unseen.stepped()
         if begun.stale and not any_gradient(self.model.merged):
             self._count.take(0)
         elif not was_skipped(self.inner):
-            since_s, inner_s = begun.since_s, done_at - begun.inner_at
-            self._stepped(None if since_s is None else since_s + inner_s)
+            self._stepped(None if begun.since_s is None else begun.since_s + ended - begun.inner_at)
         self._returned_at = time.perf_counter()
-        self._seconds_in_mend += self._returned_at - done_at + begun.inner_at - begun.started
+        self._seconds_in_mend += self._returned_at - ended + begun.inner_at - begun.started
 
     def _stepped(self, seconds: float | None) -> None:
         """Count the inner step that was taken; `seconds` since the one before. With peers, copy
         what is due and add what is ready."""
-        tokens, rate = self._count_step()
+        with Uninterrupted():  # the learner counts it, too, or neither does
+            tokens, rate = self._count_step()
+            if self.learner and self.handover and not self.learner.closed:
+                self.learner.stepped(tokens, seconds, rate)
         if self.learner and self.learner.closed:
             self.learner.check()
         elif self.learner and self.handover:
-            self.learner.stepped(tokens, seconds, rate)
             self.handover.after_step(self.model.check)
 
     def versions(self) -> tuple[int, ...]:

@@ -46,5 +46,13 @@ SIGNAL_MUTANTS = (
         "that is back has raised\n            self._restore()\n",
         "that is back has raised\n",
     ),
+    Mutant(
+        "a-signal-parts-a-learners-count-from-its-runs",
+        7,
+        "training_run",
+        "with Uninterrupted():",
+        "if True:",
+        of("together/test_interrupts"),
+    ),
     unheld("a-handler-that-was-kept-holds-back-for-ever", "            self._within = False\n", ""),
 )

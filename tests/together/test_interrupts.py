@@ -81,6 +81,9 @@ def test_a_signal_at_any_line_of_a_step_leaves_the_learner_whole(number: int) ->
         assert a.status().rounds_adopted > before > 20
         assert longest > 100
         assert read(a) == read(b)
+        status = a.status()
+        (fragment,) = status.fragments
+        assert fragment.tokens == status.tokens + b.status().tokens
         assert torch.is_grad_enabled()
 
 

@@ -13,6 +13,7 @@ from weakref import ref
 
 from torch.optim import Optimizer
 
+from mend_optim.errors import require
 from mend_optim.own_methods import heeded
 
 #: Methods whose arguments the wrapper hands on: they show the inner class's signature. Libraries
@@ -179,7 +180,11 @@ def constructing_class(
     wrapper: type, inner: type[Optimizer], arguments: Mapping[str, Any]
 ) -> type[Any]:
     """A class with the arguments of the inner class, whose instances are wrapped with the other
-    arguments."""
+    arguments. Raises `UsageError` if it is given something else than a class of optimizers."""
+    is_class = isinstance(inner, type) and issubclass(inner, Optimizer)
+    kind = getattr(inner, "__name__", f"an instance of {type(inner).__name__}")
+    remedy = "write MendOptimizer(…) around an optimizer"
+    require(is_class, "inner", kind, "a class of optimizers", remedy)
     base = wrapped_class(wrapper, inner)
     initialise: Any = wrapper.__init__  # type: ignore[misc]
 
@@ -187,10 +192,10 @@ def constructing_class(
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         initialise(self, inner(*args, **kwargs), **arguments)
 
-    kind = _constructing(type(base))
+    of_classes = _constructing(type(base))
     made_of = (wrapper, inner, dict(arguments))
     attributes = {"__init__": construct, "_made_of": made_of, "__module__": base.__module__}
-    made: type[Any] = kind(inner.__name__, (base,), attributes)
+    made: type[Any] = of_classes(inner.__name__, (base,), attributes)
     return made
 
 

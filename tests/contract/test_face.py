@@ -195,6 +195,12 @@ def test_a_scheduler_may_replace_step() -> None:
 # ── classes for libraries that construct the optimizer ────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("inner", [SGD([Parameter(torch.ones(1))]), torch.nn.Linear, None])
+def test_a_class_is_made_of_a_class_of_optimizers_alone(inner: Any) -> None:
+    with pytest.raises(UsageError, match="inner must be a class of optimizers, got"):
+        MendOptimizer.of(inner)
+
+
 def test_a_class_takes_the_arguments_of_the_inner_class() -> None:
     made = MendOptimizer.of(Searching, name="a", outer=Nesterov(gain=0.5))
     optimizer: Any = made(weights(1.0), lr=0.25)

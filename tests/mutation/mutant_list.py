@@ -245,6 +245,7 @@ MUTANTS = (
     Mutant("steps-that-make-a-first-state-are-past-the-wrapper", 1, "training_run", "            self.unseen.stepped()\n", "", OWN),
     Mutant("hooks-of-direct-steps-cannot-be-copied", 1, "direct_steps", "return type(self), (None,)", "raise TypeError", OWN),
     Mutant("moves-between-steps-are-training", 1, "training_run", "        self.unseen.stepped()\n        if begun", "        if begun", OWN),
+    Mutant("a-class-is-made-of-anything", 1, "wrapped_class", "isinstance(inner, type) and issubclass(inner, Optimizer)", "True", FACE),
     Mutant("signatures-are-the-wrappers", 1, "wrapped_class",
            "method.__signature__ = inspect.signature(theirs)", "pass", KIND),
     Mutant("own-wrappers-step-is-passed-over", 1, "wrapped_class",

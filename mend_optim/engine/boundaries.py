@@ -3,7 +3,7 @@ corrections, and tells the thread when to wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from mend_optim.engine.accounts import Totals
@@ -235,16 +235,16 @@ class Boundaries:
             fragment.agree()
             state.work(Agree(p))
 
-    def settled(self) -> bool:
+    def settled(self, without: Collection[int] = ()) -> bool:
         """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest
-        has a greater anchor."""
+        has a greater anchor. `without`: fragments whose work may stay unmerged."""
         state = self.state
         if state.alone:
             # The others left, or nobody was ever expected. Else we still wait for those expected.
             return state.adopted_rounds > 0 or state.seeds.expects_nobody
         if state.switch or not state.answered.issuperset(self._near()):
             return False
-        shared = [fragment for fragment in state.fragments if self._is_shared(fragment)]
+        shared = [f for f in state.fragments if self._is_shared(f) and f.fragment not in without]
         if any(state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared):
             return False
         return not any(self.adoption.behind(fragment) for fragment in state.fragments)

@@ -225,17 +225,23 @@ class Ending:
     def _is_settled(self) -> bool:
         """Whether nothing here is left that can be merged."""
         still = all(f.is_still and not f.correction_pending for f in self.state.fragments)
-        return still and (not self.can_merge() or self.boundaries.settled())
+        return still and (not self.can_merge() or self.boundaries.settled(self._unsealable()))
 
     def can_merge(self) -> bool:
         """Whether those who are left are a quorum, one of them can seal, and this learner's work is
-        finite."""
+        finite. Those that are suspected come back, or are evicted."""
         state, roster = self.state, self.state.roster
         if any(f.is_beyond_help for f in state.fragments):
             return False
         if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):
             return False
-        return all(roster.sealer(f.fragment) is not None for f in state.fragments)
+        return len(self._unsealable()) < len(state.fragments)
+
+    def _unsealable(self) -> set[int]:
+        """The fragments that none of those who are left can seal: added groups, perhaps. Work in
+        others does not wait for them."""
+        roster, fragments = self.state.roster, range(len(self.state.fragments))
+        return {p for p in fragments if not (roster.address or roster.able(p))}
 
     def _finishes_here(self, beat: Beat | Rumor) -> bool:
         """Whether its sender finishes, too, and holds the anchors that this learner holds. A rumor

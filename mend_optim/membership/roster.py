@@ -397,7 +397,7 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
-        return self._sealer_of(fragment, [p for p in self._able(fragment) if not p.suspected])
+        return self._sealer_of(fragment, [p for p in self.able(fragment) if not p.suspected])
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
@@ -405,14 +405,14 @@ class Roster:
         sealer, peer = self.sealer(fragment), self.find(id)
         if sealer is None or id == sealer:
             return True
-        able = self._able(fragment)
+        able = self.able(fragment)
         if peer not in able:
             return False
         with_it = [p for p in able if p is peer or not p.suspected]
         return id in (self._sealer_of(fragment, with_it), self._sealer_of(fragment, able))
 
-    def _able(self, fragment: int) -> Sequence[Peer]:
-        """The peers that can seal a fragment, suspects included."""
+    def able(self, fragment: int) -> Sequence[Peer]:
+        """Return the peers that can seal a fragment, suspects included."""
         peers = [peer for peer in self if peer.address and peer.has(fragment)]
         return self.go_betweens.choosable(peers)
 

@@ -30,6 +30,31 @@ UNDIALLED = of(
 )
 
 PEER_MUTANTS = (
+    # The end beside peers that may come back, and groups that nobody seals.
+    Mutant(
+        "the-end-does-not-wait-for-suspects",
+        11,
+        "engine/ending",
+        "if not (roster.address or roster.able(p))",
+        "if roster.sealer(p) is None",
+        of("unit/engine/test_ending"),
+    ),
+    Mutant(
+        "one-group-without-a-sealer-ends-all-rounds",
+        11,
+        "engine/ending",
+        "return len(self._unsealable()) < len(state.fragments)",
+        "return not self._unsealable()",
+        of("unit/engine/test_ending"),
+    ),
+    Mutant(
+        "the-end-waits-for-a-group-without-a-sealer",
+        11,
+        "engine/ending",
+        "self.boundaries.settled(self._unsealable())",
+        "self.boundaries.settled()",
+        of("unit/engine/test_ending"),
+    ),
     # Peers that others tell of.
     Mutant(
         "beats-are-for-phantoms-too",

@@ -64,6 +64,8 @@ class Ends(Cluster):
         super().__init__(*args, **kwargs)
         self.ends: dict[PeerId, End] = {}
         self.died: set[str] = set()
+        #: The fragments that all learners have.
+        self.shared = range(self.policies.schedule.fragments)
 
     def finish(self, name: str) -> None:
         learner = self.learners.get(name)
@@ -73,8 +75,10 @@ class Ends(Cluster):
     def ended(self, learner: Finishing) -> None:
         state = learner.engine.state
         peers = frozenset(peer.id for peer in state.roster.peers.values())
-        left_over = max(f.unmerged(state.totals).tokens for f in state.fragments)
-        anchors = [dict(theta) for theta in learner.units.theta]
+        # A group that was added here alone is merged with nobody.
+        shared = [f for f in state.fragments if f.fragment < len(self.shared)]
+        left_over = max(f.unmerged(state.totals).tokens for f in shared)
+        anchors = [dict(theta) for theta in learner.units.theta[: len(shared)]]
         end = learner.engine.ending.end()
         assert end
         self.ends[learner.me] = End(
@@ -83,7 +87,7 @@ class Ends(Cluster):
         assert not learner.mailbox
         if learner.engine.ending.can_merge():
             assert left_over == 0
-            assert learner.weights == anchors
+            assert learner.weights[: len(shared)] == anchors
         learner.engine.leave(learner.now)
         Learner.pump(learner)
         self.kill(learner)
@@ -184,3 +188,33 @@ def test_two_rooms_end_on_one_model(parted_at: float) -> None:
     ends = list(cluster.ends.values())
     assert all(end.anchors == ends[0].anchors for end in ends)
     assert sum(end.left_over for end in ends) == 0
+
+
+@pytest.mark.parametrize("seed", [5, 7, 8])
+def test_a_link_that_breaks_at_the_end_costs_no_work(seed: int) -> None:
+    """One that nobody can dial finishes last. While it suspects the only learner that can seal, it
+    waits for that one, or for its eviction."""
+    cluster = Ends(2, seed, policies(None, stays=False), loss=0.0, duplicates=0.0, hidden=1)
+    cluster.start_all()
+    cluster.at(30.0, cluster.finish, "learner-0")
+    cluster.at(40.0, cluster.finish, "learner-1")
+    cluster.at(40.2, cluster.unlink, lambda link: True)
+    cluster.run(40.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S)
+    assert [end.left_over for end in cluster.ends.values()] == [0, 0]
+    ends_are_of_one_model(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_group_that_nobody_can_seal_costs_no_other_work(seed: int) -> None:
+    """One that nobody can dial has added a group alone."""
+    cluster = Ends(2, seed, policies(None, stays=False), loss=0.0, duplicates=0.0, hidden=1)
+    cluster.start_all()
+    cluster.at(30.0, cluster.extend, "learner-1")
+    cluster.at(31.0, cluster.finish, "learner-0")
+    cluster.at(41.0, cluster.finish, "learner-1")
+    cluster.run(41.0)
+    assert cluster.seen["extended"]
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S)
+    assert [end.left_over for end in cluster.ends.values()] == [0, 0]
+    ends_are_of_one_model(cluster)

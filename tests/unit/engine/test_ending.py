@@ -16,10 +16,11 @@ from tests.support.engines import BASE, GENESIS, ME, PEER, THIRD, DrivenEngine, 
 
 class Finishing:
     """A learner that finishes beside one peer. A third learner is known by that peer's word
-    only."""
+    only. `seals`: whether it can be dialled, and its peer cannot be."""
 
-    def __init__(self, quorum: int | None = None, steps: int = 0) -> None:
-        self.driven = DrivenEngine(quorum=quorum)
+    def __init__(self, quorum: int | None = None, steps: int = 0, seals: bool = True) -> None:
+        self.driven = DrivenEngine(quorum=quorum, seals=seals)
+        self.address = "" if seals else "peer:1"
         self.driven.step(steps)
         self.engine, self.state = self.driven.engine, self.driven.engine.state
         self.beats = 0
@@ -36,12 +37,12 @@ class Finishing:
         rumors: tuple[Rumor, ...] = (),
     ) -> None:
         self.beats += 1
-        self.engine.met(self.driven.now, PEER, "")
+        self.engine.met(self.driven.now, PEER, self.address)
         self.engine.receive(
             self.driven.now,
             Beat(
                 peer=PEER,
-                address="",
+                address=self.address,
                 count=self.beats,
                 step=1,
                 tokens=10,
@@ -111,6 +112,48 @@ def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
         end = Finishing(quorum=quorum, steps=1)
         end.hear()
         assert bool(end.state.ready) is (quorum == 3)
+
+
+def test_work_waits_while_all_that_can_seal_are_suspected() -> None:
+    """Their stream broke: they come back, or are evicted."""
+    end = Finishing(steps=1, seals=False)
+    end.hear()
+    end.engine.linked(end.driven.now, PEER, False)
+    end.driven.tick(0.1)
+    assert not end.state.ready
+    end.driven.tick(Timing().evict_after_s)
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.keeps_own
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_group_that_nobody_can_seal_holds_no_other_work_back(shared: bool) -> None:
+    """Nor does its own work hold up the end, although another one that nobody can dial has it."""
+    end = Finishing(seals=False)
+    end.state.extend(b"group", end.state.totals, (b"", b"added"))
+    end.driven.step(1)
+    end.engine.rest(end.driven.now, finishing=True)
+    end.hear()
+    group = Report(end.state.fragments[1].lineage.key, group=b"added")
+    end.engine.met(end.driven.now, THIRD, "")
+    end.engine.receive(
+        end.driven.now,
+        Beat(
+            peer=THIRD,
+            address="",
+            count=1,
+            training=True,
+            genesis=GENESIS,
+            reports=(Report(BASE.key), group)[: 1 + shared],
+            finishes=True,
+        ),
+    )
+    end.driven.tick(0.1)
+    assert not end.state.ready
+    end.state.fragments[0].drop(end.state.totals)
+    end.driven.tick(0.1)
+    assert end.state.ready
 
 
 def test_work_that_is_not_finite_holds_nobody_up() -> None:

@@ -225,7 +225,7 @@ class Ending:
     def _is_settled(self) -> bool:
         """Whether nothing here is left that can be merged."""
         still = all(f.is_still and not f.correction_pending for f in self.state.fragments)
-        return still and (not self.can_merge() or self.boundaries.settled(self._unsealable()))
+        return still and (not self.can_merge() or self.boundaries.settled(self._unmergeable()))
 
     def can_merge(self) -> bool:
         """Whether those who are left are a quorum, one of them can seal, and this learner's work is
@@ -235,13 +235,18 @@ class Ending:
             return False
         if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):
             return False
-        return len(self._unsealable()) < len(state.fragments)
+        return len(self._unmergeable()) < len(state.fragments)
 
-    def _unsealable(self) -> set[int]:
-        """The fragments that none of those who are left can seal: added groups, perhaps. Work in
-        others does not wait for them."""
-        roster, fragments = self.state.roster, range(len(self.state.fragments))
-        return {p for p in fragments if not (roster.address or roster.able(p))}
+    def _unmergeable(self) -> set[int]:
+        """The fragments that none of those who are left can seal, or that too few of them have for
+        a quorum: added groups, perhaps. Work in others does not wait for them."""
+        state, roster = self.state, self.state.roster
+        needed, found = state.policies.quorum.needed(roster.heard), set()
+        for p in range(len(state.fragments)):
+            having = 1 + sum(peer.has(p) for peer in roster)
+            if having < needed or not (roster.address or roster.able(p)):
+                found.add(p)
+        return found
 
     def _finishes_here(self, beat: Beat | Rumor) -> bool:
         """Whether its sender finishes, too, and holds the anchors that this learner holds. A rumor

@@ -168,7 +168,7 @@ MUTANTS = (
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── the end of a run ─────────────────────────────────────────────────────────────────────────────────────────────
     Mutant("ready-with-work-left", 11, "engine/ending",
-           "return still and (not self.can_merge() or self.boundaries.settled(self._unsealable()))", "return still", ENDING),
+           "return still and (not self.can_merge() or self.boundaries.settled(self._unmergeable()))", "return still", ENDING),
     Mutant("ready-while-others-train", 11, "engine/ending",
            "if not beat.finishes or beat.genesis", "if beat.genesis", READY),
     Mutant("the-last-beat-goes-to-few", 11, "engine/engine",

@@ -218,3 +218,22 @@ def test_a_group_that_nobody_can_seal_costs_no_other_work(seed: int) -> None:
     assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S)
     assert [end.left_over for end in cluster.ends.values()] == [0, 0]
     ends_are_of_one_model(cluster)
+
+
+@pytest.mark.parametrize(("n", "having", "quorum"), [(4, 2, None), (4, 3, 4), (5, 3, None)])
+def test_a_group_of_some_learners_holds_up_no_end(n: int, having: int, quorum: int | None) -> None:
+    """Only in the last case are those that have added it a quorum."""
+    cluster = Ends(n, 1, policies(quorum, stays=False), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    for i, name in enumerate(cluster.names):
+        if i < having:
+            cluster.at(20.0 + i, cluster.extend, name)
+        cluster.at(40.0 + i, cluster.finish, name)
+    cluster.run(40.0)
+    assert cluster.seen["extended"] == having
+    if (n, having) == (5, 3):
+        cluster.shared = range(2)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), 60.0)
+    assert len(cluster.ends) == n
+    assert not any(end.left_over for end in cluster.ends.values())
+    assert len({repr(end.anchors[0]) for end in cluster.ends.values()}) == 1

@@ -6,6 +6,7 @@ them once. Each run imports the sources and the tests anew, from its own copy.""
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -37,9 +38,11 @@ class Report(NamedTuple):
 
 
 def prepare() -> None:
-    """Import what the runs share."""
+    """Import what the runs share. In a run, no search for garbage goes through it: that would copy
+    its pages."""
     for name in SHARED:
         importlib.import_module(name)
+    gc.freeze()
 
 
 def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Report:

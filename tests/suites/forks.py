@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# The forks are made before there is any thread. At the first optimizer, torch imports much.
+# The forks are made before there is any thread. At the first optimizer, torch imports much. What is
+# frozen, no search for garbage goes through: not in a fork either, where it would copy all pages.
 FORKS = """
-import json, os, runpy, sys
-import mend_optim, numpy, torch
+import gc, json, os, runpy, sys
+import numpy, torch
+import mend_optim.optimizer
 torch.optim.SGD([torch.zeros(1)])
+gc.freeze()
 module, each = sys.argv[1:]
 children = []
 for arguments in json.loads(each):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +38,16 @@ def pytest_xdist_auto_num_workers() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return 1 + len(os.sched_getaffinity(0))
     return 1 + (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """What is imported makes no garbage worth a search."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

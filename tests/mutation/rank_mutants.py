@@ -790,8 +790,8 @@ RANK_MUTANTS = (
         "a-container-is-refused-alone",
         8,
         "run_choice",
-        "    if settings.place is not None:\n        _refuse",
-        "    if True:\n        _refuse",
+        "    if settings.place is None:\n",
+        "    _refuse_container(model.inner)\n    if settings.place is None:\n",
         CONTRACT,
     ),
     Mutant(

@@ -14,8 +14,10 @@ from mend_optim.training_run import TrainingRun
 
 
 def heed_direct_steps(run: TrainingRun) -> None:
-    """Let the run hear of each step that its inner optimizer takes."""
-    run.inner.register_step_post_hook(_Heed(run))
+    """Let the run hear of each step that its inner optimizer takes. One that wraps another may have
+    left out torch's constructor, and then it calls no hooks."""
+    if hasattr(run.inner, "_optimizer_step_post_hooks"):
+        run.inner.register_step_post_hook(_Heed(run))
 
 
 class _Heed:

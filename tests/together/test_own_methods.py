@@ -169,3 +169,21 @@ def test_an_inner_optimizer_that_copies_all_its_attributes_can_be_copied_still()
         for _ in range(CALLS):
             step(other, 1.0)
     assert read(other) == [1.0 - RATE * CALLS]
+
+
+class Around(Optimizer):
+    """An optimizer around another one, which has left out torch's constructor, as some libraries'
+    do. It calls no hooks."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+        self.defaults = inner.defaults
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_that_knows_no_hooks_trains_with_peers() -> None:
+    with cluster(Around(descent(1.0)), Around(descent(1.0)), **LOCKSTEP) as (a, b):
+        together(lambda: step(a, 1.0), lambda: step(b, 1.0))
+        assert a.status().step == b.status().step == 1

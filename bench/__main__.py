@@ -24,6 +24,7 @@ from bench.cluster import (
     pace,
     slow,
     straggler,
+    weak,
     wire,
     zones,
 )
@@ -78,6 +79,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "fragments": divided.run,
     "wire": wire.run,
     "zones": zones.run,
+    "weak": weak.run,
     "torchft": faults.run,
 }
 # why a bench cannot run here
@@ -89,6 +91,7 @@ ABSENT = {
     "fragments": namespaces.absent,
     "wire": namespaces.absent,
     "zones": namespaces.absent,
+    "weak": namespaces.absent,
     "hostile": hostile.absent,
     "torchft": faults.absent,
 }

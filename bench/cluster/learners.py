@@ -97,10 +97,11 @@ def learner_at(
     model: Sequence[Tensor],
     *,
     momentum: float = 0.0,
+    listens: bool = True,
     **options: Any,
 ) -> MendOptimizer:
     """This rank's learner at its end of a switch, which the process enters for good. All learners
-    listen on that port, and every gradient is random and stays as it is."""
+    that listen do so on that port, and every gradient is random and stays as it is."""
     end = ends[seat.rank]
     end.enter()
     draws = torch.Generator().manual_seed(seat.rank)
@@ -109,7 +110,7 @@ def learner_at(
     return MendOptimizer(
         SGD(model, lr=1e-3, momentum=momentum),
         name=f"learner{seat.rank}",
-        listen=f"{end.address}:{port}",
+        listen=f"{end.address}:{port}" if listens else None,
         peers=[f"{other.address}:{port}" for other in ends if other is not end],
         insecure=True,  # nobody else is on that network
         **options,

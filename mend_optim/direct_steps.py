@@ -6,7 +6,7 @@ everything seems to work, and nothing is ever merged."""
 from __future__ import annotations
 
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 from mend_optim.engine.ledger import Event
 from mend_optim.model.unseen_moves import DIRECT
@@ -17,7 +17,9 @@ def heed_direct_steps(run: TrainingRun) -> None:
     """Let the run hear of each step that its inner optimizer takes. One that wraps another may have
     left out torch's constructor, and then it calls no hooks."""
     if hasattr(run.inner, "_optimizer_step_post_hooks"):
-        run.inner.register_step_post_hook(_Heed(run))
+        hook = run.inner.register_step_post_hook(_Heed(run))
+        # A script may wrap one inner optimizer again and again.
+        finalize(run, hook.remove).atexit = False
 
 
 class _Heed:
@@ -30,7 +32,7 @@ class _Heed:
         run = self._run and self._run()
         learner = run and run.learner
         # The wrapper's own steps come here, too, and it begins the count anew after each.
-        if run and learner and run.unseen.moved(True):
+        if run and learner and not learner.closed and run.unseen.moved(True):
             learner.tell(Event("unseen", DIRECT))
 
     def __reduce__(self) -> tuple[Any, ...]:

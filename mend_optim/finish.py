@@ -12,8 +12,8 @@ from mend_optim.status import Status
 NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
 NOBODY_YET = "nobody else is here yet to merge with; this learner's own parameters have the work"
 TOO_FEW = (
-    "those who are left are no quorum, nobody can dial any of them, or this learner's weights are "
-    "not finite"
+    "those who are left are no quorum, too few of them have an added group, nobody can dial any of "
+    "them, or this learner's weights are not finite"
 )
 UNSHARED = (
     "no other learner has the parameters of fragment {}, which were added here alone: they stay as "

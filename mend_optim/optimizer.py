@@ -88,7 +88,7 @@ class MendOptimizer(ReportingFace):
             the member with most tokens. None: buffers stay local.
         guard: when a learner's offer is so large that rounds refuse it as an accident: a `Guard`,
             or None for never.
-        failslow: when rounds stop waiting for a slow learner: a `FailSlow`, or None for never.
+        failslow: when rounds stop waiting for a slow or late learner: a `FailSlow`, or None: never.
         tokens_per_step: tokens of a step without a `count_tokens()`; at least 1. None: 1.
         timing: the only timeouts, a `Timing`.
         limits: how much peers may cost this learner, a `Limits`.

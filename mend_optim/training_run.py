@@ -113,6 +113,7 @@ class TrainingRun:
         self._is_checked = False
         self._count = TokenCount()
         self.unseen = UnseenMoves()
+        self._port = 0  # of the last learner, if there was one
         self._seconds_in_mend = 0.0
         # When the last step returned; None if this library took time since.
         self._returned_at: float | None = None
@@ -227,8 +228,8 @@ class TrainingRun:
         self.model.lay_out()
         self._connect()
 
-    def _connect(self, port: int = 0) -> None:
-        self.learner = self.settings.connect(self, _layout_of, self.history.saved, port)
+    def _connect(self) -> None:
+        self.learner = self.settings.connect(self, _layout_of, self.history.saved, self._port)
         self._starts_late = False
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
@@ -407,10 +408,10 @@ class TrainingRun:
         if self.learner and (self.handover or relaid or is_past(self.learner.me, loaded.saved)):
             former, self.learner, self.handover = self.learner, None, None
             # If it cannot start now, the next step tries again.
-            self._starts_late = not former.closed
+            self._starts_late, self._port = not former.closed, former.port
             former.close()
             if self._starts_late:
-                self._connect(former.port)
+                self._connect()
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""

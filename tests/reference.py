@@ -592,10 +592,12 @@ def whole_offers(
 
 
 def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) -> bool:
-    """Whether the last `late` verdicts about a learner say that it is late. `happened` are calls
-    ("call"), its offers ("come"), seals ("seal") and losses of the sealer's role ("void"), with
-    their times. A seal without the answer to a call that is too old is a verdict, and so is the
-    answer to a call unless a seal was one before."""
+    """Whether a learner is late: `late` more verdicts have said so than not, and not as many since
+    that it is in time.
+
+    `happened` are calls ("call"), its offers ("come"), seals ("seal") and losses of the sealer's
+    role ("void"), with their times. A seal without the answer to a call that is too old is a
+    verdict, and so is the answer to a call unless a seal was one before."""
     verdicts: list[bool] = []
     for at, (what, now) in enumerate(happened):
         since = max((i for i in range(at) if happened[i][0] in ("come", "void")), default=-1)
@@ -609,4 +611,8 @@ def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) ->
             verdicts.append(True)
         if what == "come" and not missed:
             verdicts.append(too_old)
-    return len(verdicts) >= late and all(verdicts[-late:])
+    level, is_on = 0, False
+    for verdict in verdicts:
+        level = min(late, level + 1) if verdict else max(0, level - 1)
+        is_on = level == late or (is_on and level > 0)
+    return is_on

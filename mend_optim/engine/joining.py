@@ -145,6 +145,7 @@ class Joining:
             "tokens": totals.tokens,
             "unmerged_tokens": unmerged,
             "intact": saved.intact,
+            "dropped": bool(saved.standings) and not saved.intact,
         }
         state.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
 

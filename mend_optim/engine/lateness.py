@@ -13,14 +13,16 @@ A learner that has *become* slow is another matter: see `stragglers.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import PeerId
 
-#: Answers in a row that come too late, or that a round misses, before no round waits for a learner.
-#: After one answer in time, rounds wait for it again.
+#: Answers that come too late, or that a round misses, before no round waits for a learner; and as
+#: many in time, before rounds wait for it again. An answer may seem to be in time because it was on
+#: its way before the call.
 LATE_ANSWERS = 2
 #: Inner steps that anybody may be late by, as a call may come early in the step of a learner that
 #: is four times slower; and seconds, because a wait this short is hardly noticed.
@@ -36,17 +38,18 @@ def limit_s(delays: Delays, step_s: float, period_s: float) -> float:
         period_s: how long a fixed period takes. It does not matter how long a round takes that ends
             before the next one begins. 0 if the run makes its period as long as rounds take.
     """
-    if delays.quorum_s is None or delays.sync_s is None:
+    if not delays.quorums or not delays.syncs:
         return float("inf")
-    again = delays.quorum_s + delays.sync_s
-    return delays.quorum_s + max(again, LATE_STEPS * step_s, LATE_S, period_s)
+    # Means would follow one long wait for a long time, as at the start of a run.
+    quorum_s, sync_s = median(delays.quorums), median(delays.syncs)
+    return quorum_s + max(quorum_s + sync_s, LATE_STEPS * step_s, LATE_S, period_s)
 
 
 @dataclass(slots=True)
 class _Call:
     """A call that has not been answered yet."""
 
-    #: When it came, if it was repeated since.
+    #: When it was first sent. It may have been repeated since.
     at: float
     #: Whether a round was sealed without the answer.
     missed: bool = False
@@ -57,8 +60,11 @@ class Lateness:
     """How late the learners' answers to the calls of one fragment are."""
 
     _calls: dict[PeerId, _Call] = field(default_factory=dict)
-    #: By learner, how many answers in a row were too late, or missed by a round.
+    #: By learner, how many more answers were too late, or missed by a round, than in time: from 0
+    #: to `LATE_ANSWERS`.
     _times: dict[PeerId, int] = field(default_factory=dict)
+    #: Those that have reached the most and not come back to 0 since.
+    _late: set[PeerId] = field(default_factory=set)
 
     def called(self, now: float, peers: Iterable[PeerId]) -> None:
         """These were called for their offers."""
@@ -70,21 +76,20 @@ class Lateness:
         call = self._calls.pop(peer, None)
         if call is None or call.missed:
             return
-        if now - call.at > limit_s:
-            self._add(peer)
-        else:
-            self._times.pop(peer, None)
+        self._judge(peer, now - call.at > limit_s)
 
-    def sealed(self, now: float, expected: Iterable[PeerId], limit_s: float) -> None:
-        """A round was sealed without the answers that have not come. Learners that take part no
-        more are forgotten."""
-        here = set(expected)
-        self._calls = {peer: call for peer, call in self._calls.items() if peer in here}
-        self._times = {peer: times for peer, times in self._times.items() if peer in here}
+    def sealed(
+        self, now: float, absent: Collection[str], known: Collection[PeerId], limit_s: float
+    ) -> None:
+        """A round was sealed without the offers of the expected learners of these names. Verdicts
+        about learners that are not `known` any more are forgotten."""
+        self._calls = {peer: call for peer, call in self._calls.items() if peer.name in absent}
+        self._times = {peer: times for peer, times in self._times.items() if peer in known}
+        self._late.intersection_update(known)
         for peer, call in self._calls.items():
             if now - call.at > limit_s:
                 call.missed = True
-                self._add(peer)
+                self._judge(peer, True)
 
     def void(self) -> None:
         """Another learner seals: it makes the calls."""
@@ -92,28 +97,36 @@ class Lateness:
 
     def late(self) -> frozenset[PeerId]:
         """The learners that rounds need not wait for."""
-        return frozenset(peer for peer, times in self._times.items() if times >= LATE_ANSWERS)
+        return frozenset(self._late)
 
-    def _add(self, peer: PeerId) -> None:
-        self._times[peer] = min(LATE_ANSWERS, self._times.get(peer, 0) + 1)
+    def _judge(self, peer: PeerId, is_late: bool) -> None:
+        times = self._times.get(peer, 0) + (1 if is_late else -1)
+        self._times[peer] = min(max(times, 0), LATE_ANSWERS)
+        if times >= LATE_ANSWERS:
+            self._late.add(peer)
+        elif times <= 0:
+            self._late.discard(peer)
 
 
 def awaited(
     expected: Sequence[PeerId],
     needed: int,
     failing: Mapping[PeerId, float],
-    late: frozenset[PeerId] = frozenset(),
+    late: Collection[PeerId] = (),
+    present: Collection[PeerId] = (),
 ) -> list[PeerId]:
     """Return those that a round waits for: all but the failing and the late; or as many of these as
-    quorum needs, the late first, and of the failing the least slow.
+    quorum needs. Then the late go first, beginning with those whose offers are here, and of the
+    failing the least slow.
 
     Args:
         expected: the learners that take part.
         needed: the fewest offers of a seal.
         failing: how many times slower each failing learner is than it was.
         late: those whose answers come too late.
+        present: those whose offers are here.
     """
     prompt = [id for id in expected if id not in failing and id not in late]
     others = [id for id in expected if id in failing or id in late]
-    others.sort(key=lambda id: (failing.get(id, 1.0), id))
+    others.sort(key=lambda id: (failing.get(id, 1.0), id not in present, id))
     return prompt + others[: max(0, needed - len(prompt))]

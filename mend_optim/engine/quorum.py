@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mend_optim.errors import is_number, require
 from mend_optim.protocol.lineage import PeerId
@@ -43,6 +44,8 @@ class Quorum:
 
 # The part of its distance to each new value by which an estimate moves.
 FOLLOW = 0.2
+#: Rounds that are remembered one by one.
+LAST_ROUNDS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +107,19 @@ class Delays:
     quorum_s: float | None = None
     #: From the decision until the sealer itself has the new anchor.
     sync_s: float | None = None
+    #: The same of the last rounds, one by one.
+    quorums: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS))
+    syncs: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS))
 
     def quorum_took(self, seconds: float) -> None:
         """A round met quorum so many seconds after its launch."""
         self.quorum_s = _follow(self.quorum_s, seconds)
+        self.quorums.append(seconds)
 
     def sync_took(self, seconds: float) -> None:
         """The sealer had the new anchor so many seconds after its decision."""
         self.sync_s = _follow(self.sync_s, seconds)
+        self.syncs.append(seconds)
 
 
 def _follow(estimate: float | None, value: float) -> float:

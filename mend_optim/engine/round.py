@@ -79,7 +79,7 @@ class Round:
         self.sealed_at = float("-inf")
         #: The durations of past rounds, for the grace window.
         self.delays = Delays()
-        #: Whose answers to calls come too late.
+        #: How late the learners' answers to calls are.
         self.lateness = Lateness()
 
     def _on(self, event: str) -> None:

@@ -54,9 +54,9 @@ class Plan:
 def plan(view: View, policies: Policies) -> Plan:
     """Launch, call, decide.
 
-    A seal that leaves somebody out comes no sooner than about H median steps after the last one:
-    rounds that come too often over-drive the outer momentum. In lockstep there is no such interval,
-    because learners offer at their own boundaries alone."""
+    A seal that leaves out an awaited learner comes no sooner than about H median steps after the
+    last one: rounds that come too often over-drive the outer momentum. In lockstep there is no such
+    interval, because learners offer at their own boundaries alone."""
     now, round, schedule = view.now, view.round, policies.schedule
     if now < view.known_at:
         return Plan(wake_at=view.known_at)

@@ -104,8 +104,9 @@ class Sealer:
 
     def _admit(self, now: float, offer: Offer) -> None:
         round = self.state.rounds[offer.fragment]
+        late_after_s = self.stragglers.late_after_s(round)
         for each in offer.together:
-            round.lateness.came(now, each.peer, self.stragglers.late_after_s(round))
+            round.lateness.came(now, each.peer, late_after_s)
         round.add(*offer.together)
         self.poll(now, offer.fragment)
 
@@ -235,7 +236,6 @@ class Sealer:
         """Fix the members, and have the worker merge what they offered."""
         state, round = self.state, view.round
         lineage = state.fragments[round.fragment].lineage
-        round.lateness.sealed(view.now, view.expected, self.stragglers.late_after_s(round))
         offers = round.close(view.now, view.expected, reason, state.policies.limits.learners)
         entries = self._weighed(round.fragment, offers, lineage)
         outsized = {i: round.outsized.get(offer.peer) for i, offer in enumerate(offers)}
@@ -278,6 +278,7 @@ class Sealer:
             return
         seal = self._seal(job, done, round)
         tell_refused(state, p, round.outsized, told={offer.peer for offer in job.offers})
+        self.stragglers.sealed(round)
         round.sealed(now)
         state.seals[p].add(seal, [key for _, key in state.shown(p)])
         for peer in sorted(set(round.inbox) - {state.me}):

@@ -1,7 +1,8 @@
 """Which learners are slow, and whether there are enough of them for a quorum. Every learner times
 itself, reports the result with its beats, and judges all learners by the same rule.
 
-Rounds stop waiting for a learner that fails slow; nothing else happens to it. An offer that it
+Rounds stop waiting for a learner that fails slow, or whose offers always come late (`lateness.py`);
+nothing else happens to it. An offer that it
 makes in time is merged, and work that comes late travels in its next offer."""
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Stragglers:
 
     @property
     def failing(self) -> Mapping[PeerId, Verdict]:
-        """The learners that no round needs to wait for."""
+        """The learners that have become slow: no round needs to wait for them."""
         return self._watch.failing if self._watch else {}
 
     def awaited(self, round: Round, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
@@ -71,7 +72,13 @@ class Stragglers:
         failing = {id: verdict.ratio for id, verdict in self.failing.items()}
         judges = self._watch is not None and not self.state.schedule.lockstep
         late = round.lateness.late() if judges else frozenset[PeerId]()
-        return awaited(expected, needed, failing, late)
+        return awaited(expected, needed, failing, late, round.inbox)
+
+    def sealed(self, round: Round) -> None:
+        """The seal of a round is made. It is no answer's fault if that took more than one merge."""
+        known = {self.state.me, *(peer.id for peer in self.state.roster)}
+        late_after_s = self.late_after_s(round)
+        round.lateness.sealed(round.decided_at, round.absent, known, late_after_s)
 
     def late_after_s(self, round: Round) -> float:
         """After how long the answer to a call of a round is late."""

@@ -49,10 +49,10 @@ MOST_LINES = 30
 
 
 def level_of(event: Event) -> int:
-    """The level of an event's line. An all-clear is as loud as the news that it lifts, and a
-    checkpoint whose weights are not those that were loaded with it is no good news."""
+    """The level of an event's line. An all-clear is as loud as the news that it lifts. A restart
+    that has dropped work is no good news."""
     kind = event.lifts or event.kind
-    if kind in WARNINGS or event.facts.get("intact") is False:
+    if kind in WARNINGS or event.facts.get("dropped") is True:
         return logging.WARNING
     return logging.DEBUG if kind == "round" else logging.INFO
 

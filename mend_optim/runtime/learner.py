@@ -401,10 +401,7 @@ class Learner:
             if self.closer is not None:
                 return
             self.closer = threading.get_ident()
-            if not asked:
-                self.engine.ending.tell_unfinished()
-            self.engine.leave(time.monotonic())
-            self.dispatch_effects()
+            _say_goodbye(self, asked)
             self.guard.end()
         self.worker.end()
         self.network.stop()
@@ -451,6 +448,16 @@ class Learner:
             self.check()
             open_learners.await_farewell()
             raise ClosedError(CLOSED)
+
+
+def _say_goodbye(learner: Learner, asked: bool) -> None:
+    try:
+        if not asked:
+            learner.engine.ending.tell_unfinished()
+        learner.engine.leave(time.monotonic())
+        learner.dispatch_effects()
+    except Exception:  # the engine may be what has failed
+        log.exception("%s: no goodbye could be said", learner.me.name)
 
 
 def _fail(learner: Learner, error: BaseException) -> None:

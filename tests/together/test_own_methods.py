@@ -3,6 +3,7 @@ and training without any step is told."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from copy import deepcopy
 from typing import Any
@@ -187,3 +188,13 @@ def test_an_optimizer_that_knows_no_hooks_trains_with_peers() -> None:
     with cluster(Around(descent(1.0)), Around(descent(1.0)), **LOCKSTEP) as (a, b):
         together(lambda: step(a, 1.0), lambda: step(b, 1.0))
         assert a.status().step == b.status().step == 1
+
+
+def test_a_run_that_is_gone_leaves_no_hook_behind() -> None:
+    inner = descent(1.0)
+    before = len(inner._optimizer_step_post_hooks)
+    for _ in range(3):
+        with cluster(inner, started=False):
+            assert len(inner._optimizer_step_post_hooks) == before + 1
+        gc.collect()
+        assert len(inner._optimizer_step_post_hooks) == before

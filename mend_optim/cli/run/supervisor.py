@@ -231,13 +231,18 @@ def _heard(number: int, frame: object) -> None:
 
 
 def write_all(to: int, data: bytes) -> None:
-    """Write to standard output or standard error at once. A reader that has gone, such as `head`,
-    stops nobody, and no more does a disk that is full: what it does not take is lost."""
+    """Write to standard output or standard error at once. Neither a reader that has gone, such as
+    `head`, nor a full disk stops anybody. Output that cannot be written is lost."""
     stream = sys.stdout if to == 1 else sys.stderr
     if stream is None:
+        return
+    try:
+        number = stream.fileno()
+    except OSError:  # it is no file
+        stream.buffer.write(data)
         return
     left = memoryview(data)
     # Python's own buffer would keep what failed, and fail again with every line.
     with suppress(OSError):
         while left:
-            left = left[os.write(stream.fileno(), left) :]
+            left = left[os.write(number, left) :]

@@ -26,7 +26,7 @@ from mend_optim.protocol.lineage import PeerId
 LATE_ANSWERS = 2
 #: Inner steps that anybody may be late by, as a call may come early in the step of a learner that
 #: is four times slower; and seconds, because a wait this short is hardly noticed.
-LATE_STEPS, LATE_S = 4, 0.25
+LATE_STEPS, LATE_S = 4, 1.0
 
 
 def limit_s(delays: Delays, step_s: float, period_s: float) -> float:

@@ -81,7 +81,7 @@ def test_a_killed_learner_whose_clock_was_set_back_comes_back_when_it_is_given_u
         "what it waits for",
     )
     again.await_event("renewed")
-    assert any(x.events["evicted"] for x in (a, b))
+    supervisor.until(lambda: any(x.events["evicted"] for x in (a, b)), "that it is given up")
     again.await_event("took over")
     assert not again.events["alone"]
     await_common_seals(supervisor, [a, b, again], 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 LATENESS = of("unit/engine/test_lateness")
-SEALER = of("unit/engine/test_sealer", "late or all_wait")
+SEALER = of("unit/engine/test_sealer", "late or all_wait or never_answers")
 WEAK = of("virtual/test_weak_links")
 
 LATENESS_MUTANTS = (

@@ -51,7 +51,8 @@ class WeakLink(Cluster):
 def test_rounds_are_as_frequent_beside_a_weak_link(offer_s: float, auto: AutoPeriod | None) -> None:
     """Whether its offers come within the grace of a round or not, and whoever sets the period."""
     calm, weak = WeakLink(4, 0.0, auto=auto), WeakLink(4, offer_s, auto=auto)
-    assert weak.rounds() >= 0.8 * calm.rounds()
+    usual = calm.rounds()
+    assert 0.8 * usual <= weak.rounds() <= 1.25 * usual
     state = weak.learners[WEAK].engine.state
     assert state.fragments[0].unmerged(state.totals).step < 3 * offer_s
     merged = [r for x in weak.learners.values() for r in x.engine.state.records]

@@ -724,6 +724,26 @@ def test_who_always_offers_late_is_called_and_not_waited_for() -> None:
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
 
+def test_who_never_answers_is_waited_for_in_two_rounds() -> None:
+    engine = sealer(PEER, THIRD, quorum=2, grace_s=10.0)
+    a_round_with_late(engine, 1, 0.0)
+    for n in (2, 3):
+        engine.offer()
+        admit(engine, replace(offer_of(PEER, n), key=engine.lineage.key, follows=n - 1))
+        assert engine.jobs(Merge) == []
+        for _ in range(11):
+            engine.tick(1.0)
+            engine.beat(PEER)
+            engine.beat(THIRD)
+        engine.done(engine.merge())
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+        engine.apply()
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, 4), key=engine.lineage.key, follows=3))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
 def test_an_offer_that_came_late_is_the_first_of_the_next_round() -> None:
     engine = rounds_with_late()
     admit(engine, replace(offer_of(THIRD, 4), key=engine.lineage.key, follows=3))

@@ -75,7 +75,8 @@ class Stragglers:
         return awaited(expected, needed, failing, late, round.inbox)
 
     def sealed(self, round: Round) -> None:
-        """The seal of a round is made. It is no answer's fault if that took more than one merge."""
+        """The seal of a round is made: note which answers it lacks. A round that had to be merged
+        again, without an offer that was refused, counts once."""
         known = {self.state.me, *(peer.id for peer in self.state.roster)}
         late_after_s = self.late_after_s(round)
         round.lateness.sealed(round.decided_at, round.absent, known, late_after_s)

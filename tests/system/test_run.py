@@ -116,7 +116,7 @@ def test_a_learner_that_ends_badly_is_started_again_so_many_times() -> None:
     assert "it is not started again" in err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_takes_no_output_and_stops_nobody(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -29,7 +29,7 @@ def after(*rounds: float, peer: PeerId = B) -> Lateness:
     return lateness
 
 
-def test_who_answers_too_late_again_and_again_is_not_waited_for() -> None:
+def test_a_learner_that_answers_too_late_again_and_again_is_not_waited_for() -> None:
     assert after(*[4.0] * (LATE_ANSWERS - 1)).late() == frozenset()
     assert after(*[4.0] * LATE_ANSWERS).late() == {B}
 
@@ -106,7 +106,7 @@ seconds = st.floats(0, 100)
 
 
 @given(seconds, seconds, seconds, seconds)
-def test_late_is_who_makes_a_round_take_twice_as_long_and_longer_than_its_period(
+def test_an_answer_is_late_if_the_round_takes_twice_as_long_and_longer_than_its_period(
     quorum: float, sync: float, step: float, period: float
 ) -> None:
     delays = Delays()

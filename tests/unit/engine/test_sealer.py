@@ -692,25 +692,35 @@ def test_who_fails_slow_is_called_and_not_waited_for() -> None:
     assert (seal.reason, seal.absent) == ("slow_left_out", (THIRD.name,))
 
 
-def a_round_with_late(engine: DrivenEngine, n: int, late_s: float) -> None:
-    """Round `n` of three learners, of which one offers so long after the others."""
-    engine.offer()
-    admit(engine, replace(offer_of(PEER, n), key=engine.lineage.key, follows=n - 1))
-    for _ in range(int(late_s)):
+def live_on(engine: DrivenEngine, seconds: int) -> None:
+    """So much time passes, and both peers are alive."""
+    for _ in range(seconds):
         engine.tick(1.0)
         engine.beat(PEER)
         engine.beat(THIRD)
-    admit(engine, replace(offer_of(THIRD, n), key=engine.lineage.key, follows=n - 1))
+
+
+def adopt(engine: DrivenEngine) -> None:
+    """The round is merged, and training takes its anchor."""
     engine.done(engine.merge())
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
     engine.apply()
 
 
+def a_round_with_late(engine: DrivenEngine, n: int, late_s: int) -> None:
+    """Round `n` of three learners, of which one offers so long after the others."""
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, n), key=engine.lineage.key, follows=n - 1))
+    live_on(engine, late_s)
+    admit(engine, replace(offer_of(THIRD, n), key=engine.lineage.key, follows=n - 1))
+    adopt(engine)
+
+
 def rounds_with_late(**options: Any) -> DrivenEngine:
     """A sealer of three learners, which waits for the third. In two rounds that one was late."""
     engine = sealer(PEER, THIRD, quorum=2, grace_s=100.0, **options)
-    for n, late_s in enumerate((0.0, 5.0, 5.0)):
+    for n, late_s in enumerate((0, 5, 5)):
         a_round_with_late(engine, n + 1, late_s)
     engine.sent(Call)
     engine.offer()
@@ -718,27 +728,21 @@ def rounds_with_late(**options: Any) -> DrivenEngine:
     return engine
 
 
-def test_who_always_offers_late_is_called_and_not_waited_for() -> None:
+def test_a_learner_that_always_offers_late_is_called_and_not_waited_for() -> None:
     engine = rounds_with_late()
     assert THIRD in {to for to, _ in engine.sent(Call)}
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
 
-def test_who_never_answers_is_waited_for_in_two_rounds() -> None:
+def test_a_learner_that_never_answers_is_waited_for_in_two_rounds() -> None:
     engine = sealer(PEER, THIRD, quorum=2, grace_s=10.0)
-    a_round_with_late(engine, 1, 0.0)
+    a_round_with_late(engine, 1, 0)
     for n in (2, 3):
         engine.offer()
         admit(engine, replace(offer_of(PEER, n), key=engine.lineage.key, follows=n - 1))
         assert engine.jobs(Merge) == []
-        for _ in range(11):
-            engine.tick(1.0)
-            engine.beat(PEER)
-            engine.beat(THIRD)
-        engine.done(engine.merge())
-        (advance,) = engine.jobs(Advance)
-        engine.done(advance)
-        engine.apply()
+        live_on(engine, 11)
+        adopt(engine)
     engine.offer()
     admit(engine, replace(offer_of(PEER, 4), key=engine.lineage.key, follows=3))
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
@@ -747,10 +751,7 @@ def test_who_never_answers_is_waited_for_in_two_rounds() -> None:
 def test_an_offer_that_came_late_is_the_first_of_the_next_round() -> None:
     engine = rounds_with_late()
     admit(engine, replace(offer_of(THIRD, 4), key=engine.lineage.key, follows=3))
-    engine.done(engine.merge())
-    (advance,) = engine.jobs(Advance)
-    engine.done(advance)
-    engine.apply()
+    adopt(engine)
     engine.offer()
     admit(engine, replace(offer_of(PEER, 5), key=engine.lineage.key, follows=4))
     assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]

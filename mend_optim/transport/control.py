@@ -32,7 +32,7 @@ from mend_optim.transport.wire import decode_control, encode_control
 log = BackgroundLog("mend_optim.transport")
 
 #: Seconds that the side that ends a control stream waits until the other has read all of it.
-LINGER_S = 1.0
+LINGER_S = 2.0
 #: Refusals remembered, so that each is reported once. Further ones are not reported.
 REASONS = 1000
 #: The refusal of a newcomer that the handler does not want to meet, whatever its incarnation is.

@@ -84,6 +84,8 @@ class Learner:
         self.name, self.process, self.supervisor = name, process, supervisor
         self.events: dict[str, list[Facts]] = defaultdict(list)
         self.order_of_events: list[str] = []
+        #: When each of these was read, by this process's clock.
+        self.told_at: list[float] = []
         self.losses: list[str] = []
         self.complaints = ""
         self.silent = self.may_end = False
@@ -97,6 +99,7 @@ class Learner:
     def note(self, event: Facts) -> None:
         kind = event.pop("event")
         self.order_of_events.append(kind)
+        self.told_at.append(time.monotonic())
         self.events[kind].append(event)
         if kind == "step":
             self.losses.append(event["loss"])
@@ -131,6 +134,15 @@ class Learner:
     def lost(self) -> bool:
         """Whether it ended although that was not intended."""
         return (self.ended and not self.may_end) or self.process.popen.poll() is not None
+
+    def timeline(self) -> str:
+        """When it told what, in seconds before now; of its steps, the first and the last."""
+        now, told = time.monotonic(), list(zip(self.told_at, self.order_of_events, strict=True))
+        steps = [at for at, kind in told if kind == "step"]
+        ends = {*steps[:1], *steps[-1:]}
+        return ", ".join(
+            f"{now - at:.2f} {kind}" for at, kind in told if kind != "step" or at in ends
+        )[-1500:]
 
     def seals_with(self, *names: str) -> int:
         """How many adopted seals have exactly these members."""
@@ -290,7 +302,7 @@ class Supervisor:
         lines = []
         for x in self.learners:
             said = {kind: events[-2:] for kind, events in x.events.items()}
-            lines += [f"── {x.name}: {said}", x.complaints[-2000:]]
+            lines += [f"── {x.name}: {x.timeline()}", f"{said}", x.complaints[-2000:]]
         return "\n".join(lines)
 
     def settle(self, *learners: Learner) -> list[Facts]:

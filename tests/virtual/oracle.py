@@ -9,6 +9,7 @@ held it either reported the loss or died."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from mend_optim.engine.effects import Merge
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
     from tests.virtual.process import Learner
 
 Unit = tuple[int, Any]  # (fragment, (author, step))
+_author = itemgetter(0)  # of a unit
 MOST_OFFERS = 1000  # no process of a virtual cluster makes more
-
-
-def _is_loaded(unit: Any) -> bool:
-    """Whether it stands for weights that a user loaded in mid-run."""
-    return bool(unit[0] == "loaded")
 
 
 def _knew(learner: Learner, p: int, unit: Any) -> bool:
@@ -89,18 +86,14 @@ class Oracle:
                 continue
             self.checked[learner.id, p] = now
             theta, weights = self.judged(theta), self.judged(weights)
-            assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)
-            assert all(count == 1 for count in weights.values()), (
-                "wrong weights",
-                learner.id,
-                p,
-                weights,
-            )
-            assert not any(map(_is_loaded, weights)), ("loaded weights are no work", learner.id, p)
+            assert set(theta.values()) <= {1}, ("merged twice", learner.id, p)
+            assert set(weights.values()) <= {1}, ("wrong weights", learner.id, p, weights)
+            # Weights that a user loads in mid-run.
+            assert "loaded" not in map(_author, weights), ("loaded weights are no work", learner.id)
             if still:
                 self._check_lineage(learner, p, fragment.lineage)
             if still and applied:
-                own = [unit for unit in weights if unit not in theta]
+                own = weights.keys() - theta.keys()
                 assert len(own) == unmerged, ("unmerged tokens are not the units", learner.id)
                 authors = {unit[0] for unit in own}
                 assert authors <= learner.heirs | {learner.id}, (
@@ -211,7 +204,7 @@ class Oracle:
         - or another process went on from its author's checkpoint, so one name has two histories.
         """
         former = self.former.pop((learner.id, p), set())
-        gone = [unit for unit in before if unit not in after and _is_work(unit)]
+        gone = [unit for unit in before.keys() - after.keys() if _is_work(unit)]
         genesis = learner.engine.state.genesis
         is_back = any(rollbacks(genesis) > rollbacks(other) for other in former)
         if is_back and p < self.taken_back[genesis]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from mend_optim.engine.effects import (
@@ -38,7 +39,7 @@ from mend_optim.protocol.messages import MOMENT_PREFIX, Offer, State
 from tests.virtual.moments import Moments
 
 Vector = dict[Any, int]
-
+_name = cache(repr)  # the same units are in all anchors
 
 OUTSIZED = Outsize(rms=100.0, times=100.0)
 
@@ -78,6 +79,8 @@ class Correction(NamedTuple):
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
     """a + scale·b, without zeros."""
     total = dict(a)
+    if not b:
+        return total
     for unit, count in b.items():
         total[unit] = total.get(unit, 0) + scale * count
     if 0 not in total.values():  # mostly; the search is much faster than the copy
@@ -86,7 +89,8 @@ def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
 
 
 def digest(*vectors: Vector) -> bytes:
-    return content_digest(*(repr(sorted(v.items(), key=repr)).encode() for v in vectors))
+    named = (sorted(map(_name, vector.items())) for vector in vectors)
+    return content_digest(*(f"[{', '.join(names)}]".encode() for names in named))
 
 
 class Units:

@@ -616,3 +616,36 @@ def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) ->
         level = min(late, level + 1) if verdict else max(0, level - 1)
         is_on = level == late or (is_on and level > 0)
     return is_on
+
+
+def weak_s(
+    own: set[int],
+    told: Sequence[tuple[Sequence[int], float]],
+    sizes: Sequence[int],
+    period: int,
+    ratio: int,
+    more: int,
+) -> float | None:
+    """How long the rounds of a weak sealer take. More than half of the learners find it weak, and
+    at least two: the lower median of the rounds of `own` takes as many times longer than that of
+    all others, and as many steps, and more than the period. A fragment that is so many times as
+    large as the lower median of the others may take as many times longer. A 0 is no word. Of what
+    they find, it is the lower median."""
+    found = []
+    for latencies, step_s in told:
+        mine = [p for p, x in enumerate(latencies) if x and p in own]
+        others = [p for p, x in enumerate(latencies) if x and p not in own]
+        if not mine or not others:
+            continue
+        middle = (len(others) - 1) // 2
+        usual = sorted(latencies[p] for p in others)[middle]
+        size = sorted(sizes[p] for p in others)[middle]
+        times = [sizes[p] / size if size and sizes[p] > size else 1.0 for p in mine]
+        even = sorted(latencies[p] / t for p, t in zip(mine, times, strict=True))
+        slow = sorted(latencies[p] for p in mine)[(len(mine) - 1) // 2]
+        slowest = even[(len(mine) - 1) // 2]
+        if slowest >= ratio * usual and slowest - usual >= more and slow > period:
+            found.append(slow * step_s)
+    if len(found) < 2 or len(found) <= len(told) / 2:
+        return None
+    return sorted(found)[(len(found) - 1) // 2]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mend_optim.engine.declining import Declining
 from mend_optim.engine.effects import Send
+from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import PeerId
@@ -18,6 +20,7 @@ class Beats:
     def __init__(self, state: EngineState, stragglers: Stragglers, now: float) -> None:
         self.state = state
         self.stragglers = stragglers
+        self.declining = Declining(state, stragglers)
         #: When the next beat is due.
         self.due_at = now
         #: The number of the last beat. Only grows: it is a sign of life.
@@ -37,6 +40,7 @@ class Beats:
                 self._held(fragment.fragment),
                 group,
                 fragment.held.told(),
+                self._latency(fragment),
             )
             for fragment, group in zip(state.fragments, state.groups, strict=True)
         ]
@@ -62,7 +66,12 @@ class Beats:
             ended=state.ended if state.finishes else b"",
             zone=state.roster.zone,
             takes_joint=state.takes_joint(0),
+            declines=state.roster.declines,
         )
+
+    def _latency(self, fragment: Progress) -> int:
+        state, p = self.state, fragment.fragment
+        return state.round_latencies.of(p, state.sealer(p), fragment.pending, state.totals.step)
 
     def _held(self, p: int) -> tuple[tuple[PeerId, int], ...]:
         """The offers here. One of this learner's own says that it runs the rounds: see
@@ -79,6 +88,7 @@ class Beats:
         self.due_at = now + state.policies.timing.beat_s
         self._broadcasts += 1
         self.stragglers.review(now)
+        self.declining.review(now)
         state.attest_what_stands()
         beat = self.make()
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer

@@ -135,6 +135,9 @@ class Event:
                         before; for_s: since the verdict; lost_s: of its work; lost_per_hour_s.
                         Rounds no longer wait for the peer, or wait for it again.
     costly              the same: the lost work would have paid for replacing the peer
+    declines            for_s: others seal this learner's fragments for so long. Rounds that it
+                        seals take much longer, most learners find
+    seals_again         none: that time is over
     idle                for_s: this learner's training thread has not stepped for so long. Rounds go
                         on without its work until it does.
     finishing           causes (by name, why `finish()` still waits for that learner). Not more

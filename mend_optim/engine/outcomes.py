@@ -173,7 +173,7 @@ class Outcomes:
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
             if job.merged_own_offer and fragment.pending and not state.is_buffers(p):
-                state.measured(state.totals.step - fragment.pending.step)
+                state.measured(p, seal.sealer, fragment.pending.step)
             if job.merged_own_offer:
                 self._note_moments(fragment, moment_names(seal.sections), job.lineage.version)
             fragment.moved(

@@ -16,6 +16,7 @@ from mend_optim.engine.period import Latency, is_steady
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
+from mend_optim.engine.round_latencies import RoundLatencies
 from mend_optim.engine.seal_chain import SealChain
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
@@ -102,6 +103,8 @@ class EngineState:
         self.schedule = policies.schedule
         #: How many inner steps this learner's rounds take.
         self.latency = Latency()
+        #: The same by fragment.
+        self.round_latencies = RoundLatencies()
         self._told_late = False
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
         self.roster.go_betweens.believes_in = self._believes_in
@@ -238,10 +241,11 @@ class EngineState:
             period = min(max(period, limits.least), limits.most)
             self.schedule = replace(self.schedule, sync_every=period)
 
-    def measured(self, steps: int) -> None:
-        """An anchor that has merged this learner's offer is ready, so many steps after the
-        snapshot. Once, tell the user if that makes averaging weak."""
-        self.latency.add(steps)
+    def measured(self, p: int, sealer: PeerId, began: int) -> None:
+        """An anchor that has merged this learner's offer of step `began` is ready. Once, tell the
+        user if that takes so long that averaging is weak."""
+        self.latency.add(self.totals.step - began)
+        self.round_latencies.add(p, sealer, began, self.totals.step)
         latency, period = self.latency.median, self.schedule.sync_every
         # Rounds may take less time with the next period.
         changes = self.policies.auto is not None and not is_steady(period, latency)

@@ -66,12 +66,17 @@ class Stragglers:
         """The learners that have become slow: no round needs to wait for them."""
         return self._watch.failing if self._watch else {}
 
+    @property
+    def judges(self) -> bool:
+        """Whether rounds may depend on how long anything takes. In lockstep they must be the same
+        again."""
+        return self._watch is not None and not self.state.schedule.lockstep
+
     def awaited(self, round: Round, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
         """Those of the expected learners that a round waits for, whose quorum is `needed` offers.
         In lockstep a round that is to be the same again must not depend on how long offers take."""
         failing = {id: verdict.ratio for id, verdict in self.failing.items()}
-        judges = self._watch is not None and not self.state.schedule.lockstep
-        late = round.lateness.late() if judges else frozenset[PeerId]()
+        late = round.lateness.late() if self.judges else frozenset[PeerId]()
         return awaited(expected, needed, failing, late, round.inbox)
 
     def sealed(self, round: Round) -> None:

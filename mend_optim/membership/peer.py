@@ -68,8 +68,8 @@ class Peer:
 
     @property
     def word(self) -> Beat | Rumor | None:
-        """How far it is with its end: its newest beat, or what others tell of one that this learner
-        has not heard itself."""
+        """How far it is with its end, and whether it declines to seal: its newest beat, or what
+        others tell of one that this learner has not heard itself."""
         return self.beat or self.rumor
 
     @property
@@ -82,6 +82,11 @@ class Peer:
         """Whether the peer may be dead or cut off. Rounds don't wait for it, and it doesn't seal,
         but it counts for the quorum until it is evicted."""
         return self.silent or self.deaf
+
+    @property
+    def declines(self) -> bool:
+        """Whether it leaves its place as a sealer to others."""
+        return self.word is not None and self.word.declines
 
     def has(self, fragment: int) -> bool:
         """Return whether the peer has that fragment, as far as is known. Learners need not add a

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.sealers import Candidate, choose, would_seal
 from mend_optim.membership.turned_away import TurnedAway
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
@@ -68,6 +69,8 @@ class Roster:
         self.me = me
         self.zone = zone
         self.address = address
+        #: Whether this learner leaves its place as a sealer to others.
+        self.declines = False
         self.timing = timing
         self.limits = limits
         #: By name. Invariant: peers[name].id.name == name != me.name.
@@ -397,11 +400,12 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
-        return self._sealer_of(fragment, [p for p in self.able(fragment) if not p.suspected])
+        return choose(fragment, self._candidates(p for p in self.able(fragment) if not p.suspected))
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
-        if nobody were. Others may not suspect those that this learner suspects."""
+        if nobody were, or if it did not decline. Others may not suspect those that this learner
+        suspects, and a seal may have been on its way when its sealer declined."""
         sealer, peer = self.sealer(fragment), self.find(id)
         if sealer is None or id == sealer:
             return True
@@ -409,19 +413,17 @@ class Roster:
         if peer not in able:
             return False
         with_it = [p for p in able if p is peer or not p.suspected]
-        return id in (self._sealer_of(fragment, with_it), self._sealer_of(fragment, able))
+        return any(would_seal(fragment, id, self._candidates(some)) for some in (with_it, able))
 
     def able(self, fragment: int) -> Sequence[Peer]:
         """Return the peers that can seal a fragment, suspects included."""
         peers = [peer for peer in self if peer.address and peer.has(fragment)]
         return self.go_betweens.choosable(peers)
 
-    def _sealer_of(self, fragment: int, peers: Sequence[Peer]) -> PeerId | None:
-        """The sealer if these peers and this learner are those that can seal it."""
-        ids = {p.id.name: p.id for p in peers}
-        if self.address:
-            ids[self.me.name] = self.me
-        return ids[sealer_of(fragment, ids)] if ids else None
+    def _candidates(self, peers: Iterable[Peer]) -> list[Candidate]:
+        """These peers, and this learner if it can be dialled."""
+        mine = [Candidate(self.me, self.declines)] if self.address else []
+        return [*mine, *(Candidate(peer.id, peer.declines) for peer in peers)]
 
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met
@@ -456,14 +458,7 @@ class Roster:
 def _rumor_of(peer: Peer) -> Rumor:
     """The news of a peer, with how far it is with its end."""
     word = peer.word
+    rumor = Rumor(peer.id, peer.address, peer.count, reached=peer.reached, declines=peer.declines)
     if word is None or not word.finishes:
-        return Rumor(peer.id, peer.address, peer.count, reached=peer.reached)
-    return Rumor(
-        peer.id,
-        peer.address,
-        peer.count,
-        finishes=True,
-        ready=word.ready,
-        tokens=word.tokens,
-        reached=peer.reached,
-    )
+        return rumor
+    return replace(rumor, finishes=True, ready=word.ready, tokens=word.tokens)

@@ -10,6 +10,8 @@ fragments, each learner seals one:
 - Learners with the same roster agree without a word.
 - Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. In a round, a sealer sends
   and receives as much as all M learners together offer, so all wait for its link.
+- The fragments of a learner that declines (see `engine/declining.py`) are sealed by others beside
+  their own.
 - An added fragment does not move the others.
 - When a learner comes or goes, about twice as many fragments change hands as with a hash alone,
   where only that learner's own do.
@@ -20,11 +22,43 @@ Source of the idea: consistent hashing with bounded loads (arXiv 1608.01350).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
+
+from mend_optim.protocol.lineage import PeerId
 
 #: Places of a row that are computed at once: enough for a model's fragments, in a big roster.
 AT_ONCE = 32
+
+
+class Candidate(NamedTuple):
+    """A learner that can seal."""
+
+    id: PeerId
+    #: Whether it leaves that to others.
+    declines: bool = False
+
+
+def choose(fragment: int, candidates: Sequence[Candidate]) -> PeerId | None:
+    """Return the sealer of a fragment among these, of which no two have the same name. If that one
+    declines, choose among those that do not, if there are any: no other fragment moves. None if
+    there is nobody."""
+    willing = {each.id for each in candidates if not each.declines}
+    first = choose_of(fragment, [each.id for each in candidates])
+    return choose_of(fragment, willing) if willing and first not in willing else first
+
+
+def would_seal(fragment: int, id: PeerId, candidates: Sequence[Candidate]) -> bool:
+    """Return whether a learner is the sealer among these, or would be if it did not decline."""
+    first = choose_of(fragment, [each.id for each in candidates])
+    return id in (first, choose(fragment, candidates))
+
+
+def choose_of(fragment: int, ids: Iterable[PeerId]) -> PeerId | None:
+    """Return the sealer of a fragment among these, whether it declines or not."""
+    named = {id.name: id for id in ids}
+    return named[sealer_of(fragment, named)] if named else None
 
 
 def sealer_of(fragment: int, names: Iterable[str]) -> str:

@@ -142,6 +142,8 @@ class Rumor:
     proof: bytes = b""
     #: Whether the sender has heard it itself, and has a stream with it.
     reached: bool = False
+    #: Whether it declines to seal, as in `Beat`.
+    declines: bool = False
 
 
 class Content(NamedTuple):
@@ -165,6 +167,9 @@ class Report:
     group: bytes = b""
     #: The content of the last anchor of which the sender has a digest; None before the first round.
     content: Content | None = None
+    #: The median of the inner steps that the sender's rounds take which the present sealer seals; 0
+    #: if there were too few.
+    latency: int = 0
 
 
 class Level(NamedTuple):
@@ -232,6 +237,8 @@ class Beat:
     zone: str = ""
     #: Which joint offers of parameters the sender takes as a sealer. It gets all others one by one.
     takes_joint: int = NO_JOINT
+    #: Whether the sender leaves its place as a sealer to others: see `engine/declining.py`.
+    declines: bool = False
 
     @property
     def begun(self) -> int:

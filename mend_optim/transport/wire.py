@@ -184,6 +184,7 @@ def _beat(beat: Beat) -> pb.Beat:
         turned_away=map(id_of, beat.turned_away),
         zone=beat.zone,
         takes_joint=beat.takes_joint,
+        declines=beat.declines,
     )
 
 
@@ -211,6 +212,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         turned_away=tuple(map(to_id, away)),
         zone=checked_name("zone", beat.zone, may_be_empty=True),
         takes_joint=checked_count("takes_joint", beat.takes_joint),
+        declines=beat.declines,
     )
 
 
@@ -220,6 +222,7 @@ def _report(report: Report) -> pb.Report:
         held=merged_of(report.held),
         group=report.group,
         content=_content(report.content) if report.content else None,
+        latency=report.latency,
     )
 
 
@@ -229,6 +232,7 @@ def _to_report(report: pb.Report) -> Report:
         held=to_merged("offers held", report.held),
         group=checked_digest("group", report.group),
         content=_to_content(report.content) if report.HasField("content") else None,
+        latency=checked_count("latency", report.latency),
     )
 
 
@@ -252,6 +256,7 @@ def _rumor(rumor: Rumor) -> pb.Rumor:
         tokens=rumor.tokens,
         proof=rumor.proof,
         reached=rumor.reached,
+        declines=rumor.declines,
     )
 
 
@@ -266,4 +271,5 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         tokens=checked_count("tokens", rumor.tokens),
         proof=checked_proof(rumor.proof),
         reached=rumor.reached,
+        declines=rumor.declines,
     )

@@ -33,6 +33,7 @@ CHECKS = {
         ('checked_digest("ended", beat.ended)', "beat.ended"),
         ('checked_name("zone", beat.zone, may_be_empty=True)', "beat.zone"),
         ('checked_digest("group", report.group)', "report.group"),
+        ('checked_count("latency", report.latency)', "report.latency"),
         ('checked_name("address", rumor.address, may_be_empty=True)', "rumor.address"),
         ('checked_count("number of a beat", rumor.count)', "rumor.count"),
         ('checked_digest("ready", rumor.ready)', "rumor.ready"),

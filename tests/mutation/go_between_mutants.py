@@ -122,8 +122,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "beats-do-not-tell-whom-a-learner-reaches",
         ROSTER,
-        "Rumor(peer.id, peer.address, peer.count, reached=peer.reached)",
-        "Rumor(peer.id, peer.address, peer.count)",
+        "Rumor(peer.id, peer.address, peer.count, reached=peer.reached,",
+        "Rumor(peer.id, peer.address, peer.count,",
         CHOICE,
     ),
     mutant(

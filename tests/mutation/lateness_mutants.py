@@ -13,7 +13,7 @@ LATENESS_MUTANTS = (
         "rounds-wait-for-weak-links",
         7,
         "engine/stragglers",
-        "round.lateness.late() if judges else frozenset[PeerId]()",
+        "round.lateness.late() if self.judges else frozenset[PeerId]()",
         "frozenset[PeerId]()",
         WEAK,
     ),

@@ -3,7 +3,7 @@ one event at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -149,20 +149,22 @@ class DrivenEngine:
         reaches: Collection[PeerId] | None = None,
         content: Content | None = None,
         tokens: int | None = None,
+        latencies: Sequence[int] = (),
+        declines: bool = False,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
         learner. `reaches`: those that it reaches; None: it does not say.
         `content`: of its last anchor; None: it does not say. `tokens`: None is as `step` counts
-        them."""
+        them. `latencies`: how many steps its rounds of each fragment take."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"
         self.engine.met(self.now, peer, address)
         reports = tuple(
-            Report(lineage.key, held, content=content)
-            for lineage in lineages or [BASE] * len(self.engine.state.fragments)
+            Report(lineage.key, held, content=content, latency=latencies[p] if latencies else 0)
+            for p, lineage in enumerate(lineages or [BASE] * len(self.engine.state.fragments))
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
         beat = Beat(
@@ -180,6 +182,7 @@ class DrivenEngine:
             paces=paces,
             latency=latency,
             zone=zone,
+            declines=declines,
             takes_joint=self.engine.state.takes_joint(0) if takes_joint is None else takes_joint,
             roster=tuple(
                 Rumor(id, f"{id.name}:1", self.counts, reached=True) for id in reaches or ()

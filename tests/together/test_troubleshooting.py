@@ -360,8 +360,23 @@ def slow(kind: str) -> Said:
 def late() -> Said:
     engine = DrivenEngine()
     for _ in range(20):
-        engine.engine.state.measured(30)
+        engine.engine.state.measured(0, engine.engine.state.me, -30)
     return engine.events("late")
+
+
+def declines(kind: str) -> Said:
+    """A learner that seals two of six fragments, slowly, and tries again after a while."""
+    engine = DrivenEngine(fragments=6)
+    state = engine.engine.state
+    said: list[Event] = []
+    while not said:
+        for peer in (B, C):
+            own = [state.sealer(p) == state.me for p in range(6)]
+            latencies = [90 if mine else 10 for mine in own]
+            engine.beat(peer, address=f"{peer.name}:1", latencies=latencies)
+        engine.tick(1.0)
+        said = engine.events(kind)
+    return said
 
 
 # ── what is not merged ────────────────────────────────────────────────────────────────────────────
@@ -641,6 +656,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Costly": lambda: slow("costly"),
     "As fast as before": lambda: slow("recovered"),
     "Rounds that take long": late,
+    "A learner that seals nothing": lambda: declines("declines"),
+    "A learner that seals again": lambda: declines("seals_again"),
     "Weights that are not finite": healed,
     "Offers that are too large": outsized,
     "No finite anchor": no_anchor,

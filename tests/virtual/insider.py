@@ -446,6 +446,14 @@ class Insider(Learner):
         for to in self.some():
             self.tell(to, self.other_beat(self.engine.beats.make()))
 
+    def lie_in_paces(self) -> None:
+        """It tells how long the rounds of others take, and perhaps that it seals none itself."""
+        for to in self.some():
+            beat = self.engine.beats.make()
+            told = [replace(r, latency=self.random.choice([0, 1, 2**40])) for r in beat.reports]
+            declines = self.random.random() < 0.5
+            self.tell(to, replace(beat, reports=tuple(told), declines=declines))
+
     def lie_in_rumors(self) -> None:
         for to in self.some():
             roster = tuple(self.rumor() for _ in range(self.random.randint(1, 20)))
@@ -487,6 +495,7 @@ LIES: dict[str, Callable[[Insider], None]] = {
     "pass on": Insider.lie_in_passing_on,
     "seal": Insider.lie_in_seals,
     "beat": Insider.lie_in_beats,
+    "paces": Insider.lie_in_paces,
     "rumor": Insider.lie_in_rumors,
     "call": Insider.lie_in_calls,
     "want": Insider.lie_in_wants,

@@ -300,7 +300,7 @@ def draw(seed: int) -> Infiltrated:
     """Two to four honest learners, and one that lies in some ways."""
     r = random.Random(f"insiders {seed}")
     n = r.choice([3, 3, 3, 4, 4, 5])
-    kinds = [lie for lie in (*LIES, *WAYS) if lie != "joint"]
+    kinds = [lie for lie in (*LIES, *WAYS) if lie not in ("joint", "paces")]
     if r.random() < 0.5:  # else nothing that is said in another's name, which weakens the account
         kinds.remove("names")
     lies = tuple(sorted(r.sample(kinds, r.choice([1, 2, 4, len(kinds)]))))
@@ -319,7 +319,7 @@ def draw(seed: int) -> Infiltrated:
     names = [f"learner-{i}" for i in range(n)]
     drawn = (_draw_fault(r, names, storm.insider) for _ in range(r.choice([0, 0, 1, 2])))
     faults = sorted((f for faults in drawn for f in faults), key=lambda fault: fault.at)
-    return _draw_zones(replace(storm, faults=tuple(faults)))
+    return _draw_paces(_draw_zones(replace(storm, faults=tuple(faults))))
 
 
 def draw_joint(seed: int) -> Infiltrated:
@@ -347,6 +347,13 @@ def _draw_zones(storm: Infiltrated) -> Infiltrated:
     if lies and r.random() < 0.4:  # and no other ones, so that more of them come to be merged
         return replace(storm, zones=zones, lies=("joint", "names"))
     return replace(storm, zones=zones, lies=tuple(sorted({*storm.lies, *lies})))
+
+
+def _draw_paces(storm: Infiltrated) -> Infiltrated:
+    """Drawn apart, as zones are."""
+    r = random.Random(f"paces of insiders {storm.seed}")
+    more = {"paces"} if r.random() < 0.3 else set()
+    return replace(storm, lies=tuple(sorted({*storm.lies, *more})))
 
 
 def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fault]:

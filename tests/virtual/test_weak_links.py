@@ -9,7 +9,7 @@ import pytest
 
 from mend_optim.engine.effects import Send
 from mend_optim.engine.period import AutoPeriod
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import Offer, Seal, State
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
 from tests.virtual.storms import policies
@@ -19,30 +19,34 @@ SECONDS = 200.0
 
 
 class WeakLink(Cluster):
-    """Learners of equal speed, of which one sends an offer so much longer."""
+    """Learners of equal speed, of which one takes so long to send a bulky message, and to receive
+    one. Unless it `seals`, nobody can dial it."""
 
-    def __init__(self, n: int, offer_s: float, **options: Any) -> None:
+    def __init__(self, n: int, offer_s: float, seals: bool = False, **options: Any) -> None:
         plan = policies(grace_s=8.0, **options)
         super().__init__(n, 1, plan, loss=0.0, duplicates=0.0, delay_s=0.05)
         self.speed = dict.fromkeys(self.names, 1.0)
-        self.dialable[WEAK] = False  # so it seals for nobody
+        self.dialable[WEAK] = seals
         self.offer_s = offer_s
         self.start_all()
         self.run(60)
 
     def send(self, sender: Learner, effect: Send) -> None:
-        if sender.name == WEAK and isinstance(effect.message, Offer):
+        is_weak = WEAK in (sender.name, effect.to.name)
+        if is_weak and isinstance(effect.message, Offer | Seal | State):
             self.at(self.offer_s, super().send, sender, effect)
         else:
             super().send(sender, effect)
 
     @property
     def version(self) -> int:
-        return max(x.engine.state.fragments[0].lineage.version for x in self.learners.values())
+        """The anchors of all fragments that any learner has."""
+        states = [learner.engine.state.fragments for learner in self.learners.values()]
+        return sum(max(f.lineage.version for f in same) for same in zip(*states, strict=True))
 
-    def rounds(self) -> int:
+    def rounds(self, seconds: float = SECONDS) -> int:
         before = self.version
-        self.run(SECONDS)
+        self.run(seconds)
         return self.version - before
 
 
@@ -54,7 +58,7 @@ def test_rounds_are_as_frequent_beside_a_weak_link(offer_s: float, auto: AutoPer
     usual = calm.rounds()
     assert 0.8 * usual <= weak.rounds() <= 1.25 * usual
     state = weak.learners[WEAK].engine.state
-    assert state.fragments[0].unmerged(state.totals).step < 3 * offer_s
+    assert state.fragments[0].unmerged(state.totals).step < 6 * offer_s
     merged = [r for x in weak.learners.values() for r in x.engine.state.records]
     assert any(member.name == WEAK and member.tokens for r in merged for member in r.members)
     assert weak.settle()
@@ -77,3 +81,20 @@ def test_in_lockstep_all_wait() -> None:
     cluster.rounds()
     for learner in cluster.learners.values():
         assert {len(record.members) for record in list(learner.engine.state.records)[3:]} == {3}
+
+
+@pytest.mark.parametrize("auto", [None, AutoPeriod()])
+def test_a_weak_link_seals_for_nobody(auto: AutoPeriod | None) -> None:
+    """Its own rounds would take long for all."""
+    options = {"seals": True, "fragments": 4, "auto": auto}
+    calm, weak = WeakLink(4, 0.0, **options), WeakLink(4, 6.0, **options)
+    for cluster in (calm, weak):
+        cluster.oracle.counts = False
+        cluster.run(100)
+    assert weak.learners[WEAK].engine.state.roster.declines
+    honest = [x for c in (calm, weak) for x in c.learners.values() if (c, x.name) != (weak, WEAK)]
+    assert not any(x.engine.state.roster.declines for x in honest)
+    assert weak.rounds(100) >= 0.8 * calm.rounds(100)
+    records = [r for x in weak.learners.values() for r in list(x.engine.state.records)[-20:]]
+    assert not any(record.sealer == WEAK for record in records)
+    assert weak.settle()

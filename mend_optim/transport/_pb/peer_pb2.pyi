@@ -71,7 +71,7 @@ class Control(_message.Message):
     def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready", "turned_away", "ended", "zone", "takes_joint")
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready", "turned_away", "ended", "zone", "takes_joint", "declines")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Beat(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     TAKES_JOINT_FIELD_NUMBER: _ClassVar[int]
+    DECLINES_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -114,7 +115,8 @@ class Beat(_message.Message):
     ended: bytes
     zone: str
     takes_joint: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: _Optional[int] = ...) -> None: ...
+    declines: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: _Optional[int] = ..., declines: bool = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("cause", "now", "before", "spread", "run")
@@ -131,16 +133,18 @@ class Pace(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., now: _Optional[float] = ..., before: _Optional[float] = ..., spread: _Optional[float] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "held", "group", "content")
+    __slots__ = ("key", "held", "group", "content", "latency")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
     key: Key
     held: _containers.RepeatedCompositeFieldContainer[Merged]
     group: bytes
     content: Content
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ..., content: _Optional[_Union[Content, _Mapping]] = ...) -> None: ...
+    latency: int
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., latency: _Optional[int] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("key", "digest")
@@ -151,7 +155,7 @@ class Content(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
-    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached")
+    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached", "declines")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +165,7 @@ class Rumor(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    DECLINES_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -170,7 +175,8 @@ class Rumor(_message.Message):
     tokens: int
     proof: bytes
     reached: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ..., reached: bool = ...) -> None: ...
+    declines: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ..., reached: bool = ..., declines: bool = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("peer", "proof")

@@ -158,7 +158,7 @@ def test_it_is_in_what_learners_agree_to_end_on() -> None:
 def test_its_rounds_say_nothing_of_how_late_anchors_are(p: int, measured: list[int]) -> None:
     engine = learner(PEER, seals=False)
     seen: list[int] = []
-    engine.engine.state.measured = seen.append  # type: ignore[method-assign]
+    engine.engine.state.measured = lambda p, sealer, began: seen.append(began)  # type: ignore[method-assign]
     offers = offer(engine)
     engine.step(4)
     engine.done(seal_with_us(engine, p, offers[p]))

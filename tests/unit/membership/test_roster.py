@@ -792,6 +792,63 @@ def test_a_learner_may_seal_by_what_others_may_see(
         assert roster.may_seal(fragment, PeerId(name, 1)) == may or name == ME.name
 
 
+def sealers(roster: Roster, fragments: int = 12) -> set[str]:
+    found = [roster.sealer(fragment) for fragment in range(fragments)]
+    return {id.name for id in found if id}
+
+
+def test_who_declines_seals_nothing() -> None:
+    roster = new("b", "c")
+    assert sealers(roster) == {"a", "b", "c"}
+    roster.hear(1.0, beat("b", 2, declines=True))
+    assert sealers(roster) == {"a", "c"}
+    roster.declines = True
+    assert sealers(roster) == {"c"}
+    roster.hear(2.0, beat("b", 3))
+    assert sealers(roster) == {"b", "c"}
+
+
+def test_no_other_fragment_moves_if_a_sealer_declines() -> None:
+    roster = new("b", "c", "d")
+    before = [roster.sealer(fragment) for fragment in range(12)]
+    roster.hear(1.0, beat("b", 2, declines=True))
+    after = [roster.sealer(fragment) for fragment in range(12)]
+    assert all(new == old or old == B for old, new in zip(before, after, strict=True))
+
+
+def test_if_all_decline_all_seal() -> None:
+    roster = new("b", "c")
+    roster.declines = True
+    for name in "bc":
+        roster.hear(1.0, beat(name, 2, declines=True))
+    assert sealers(roster) == {"a", "b", "c"}
+
+
+def test_who_declines_may_still_seal_what_it_has_begun() -> None:
+    """Others may not have heard yet that it declines, or no longer does."""
+    roster = new("b", "c", "d")
+    before = [roster.sealer(fragment) for fragment in range(12)]
+    for name in "bc":
+        roster.hear(1.0, beat(name, 2, declines=True))
+    for fragment, sealer in enumerate(before):
+        assert sealer
+        assert sealer == ME or roster.may_seal(fragment, sealer)
+
+
+def test_that_a_peer_declines_is_passed_on() -> None:
+    """Its own beats count for more."""
+    roster = new("b")
+    roster.hear(1.0, beat("b", 2, declines=True))
+    (told,) = roster.rumors()
+    assert told.declines
+    other = new("c")
+    other.gossip(1.0, [told])
+    assert known(other).declines
+    other.hear(1.0, beat("b", 3))
+    other.gossip(1.0, [replace(told, count=4)])
+    assert not known(other).declines
+
+
 def test_a_suspect_may_seal_what_it_would_seal_and_hearsay_nothing() -> None:
     """It would seal with those that are not suspected, or with all of them."""
     roster = new("b", "c", "d")

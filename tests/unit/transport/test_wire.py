@@ -83,10 +83,14 @@ FULL = Beat(
     genesis=b"genesis",
     reports=(
         Report(
-            Key(4, 5, b"digest"), ((ME, 6),), b"group", Content(Key(4, 5, b"digest"), b"content")
+            Key(4, 5, b"digest"),
+            ((ME, 6),),
+            b"group",
+            Content(Key(4, 5, b"digest"), b"content"),
+            latency=13,
         ),
     ),
-    roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof"),),
+    roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof", reached=True, declines=True),),
     ping=8,
     pong=9,
     position=10,
@@ -98,6 +102,7 @@ FULL = Beat(
     turned_away=(ME,),
     zone="rack-7",
     takes_joint=JOINT_MOMENTS,
+    declines=True,
 )
 
 

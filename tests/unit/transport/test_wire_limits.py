@@ -34,7 +34,15 @@ BEAT = pb.Beat(
     seconds_per_step=0.5,
     training=True,
     genesis=b"g",
-    reports=[pb.Report(key=KEY, held=[PAIR], group=b"g", content=pb.Content(key=KEY, digest=b"c"))],
+    reports=[
+        pb.Report(
+            key=KEY,
+            held=[PAIR],
+            group=b"g",
+            content=pb.Content(key=KEY, digest=b"c"),
+            latency=1,
+        )
+    ],
     roster=[
         pb.Rumor(
             peer=PEER,
@@ -46,6 +54,7 @@ BEAT = pb.Beat(
             tokens=1,
             proof=b"p",
             reached=True,
+            declines=True,
         )
     ],
     ping=1,
@@ -59,6 +68,7 @@ BEAT = pb.Beat(
     ended=b"e",
     zone="z",
     takes_joint=2**32 - 1,
+    declines=True,
 )
 HELLO = pb.Hello(
     peer=PEER,

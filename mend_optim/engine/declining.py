@@ -1,0 +1,145 @@
+"""Whether this learner declines to seal, because its link is too weak.
+
+    rounds of fragment    0    1    2    3    4    5
+    sealed by             a    b    c    a    b    c
+    a and b tell         12   14  150   13   13  140        steps that their rounds of each take
+
+The sealer of a fragment gets the offers of all, and sends the merged delta to all, so all wait for
+its link. It does not notice that itself, as it has each anchor first. So every learner tells in its
+beats how long its rounds of each fragment take. A learner declines if by the word of most others
+the rounds that it seals take much longer than the others'. Its beats say so, and others seal its
+fragments: see `sealers.py`. It tries again later, and after each time that it fails it waits twice
+as long.
+
+A minority that lies can make no learner decline. One that answers a sealer late, but not so late
+that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of
+the learners decline, and nobody can become the only sealer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from statistics import median_low
+from typing import NamedTuple
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
+from mend_optim.protocol.messages import nbytes
+
+#: How many times longer the rounds of a weak sealer take, and by how many steps at least.
+RATIO, STEPS_MORE = 3, 4
+#: A learner declines if that holds for as long as so many of its rounds take: a sealer waits twice
+#: for the late offers of another weak link (see `lateness.py`), and that takes as long.
+WEAK_ROUNDS = 3
+#: Seconds until a sealer that has declined tries again; at first, and at most.
+FIRST_S, LAST_S = 600.0, 6 * 3600.0
+
+
+class PeerLatencies(NamedTuple):
+    """What a peer tells of its rounds."""
+
+    #: How many of its steps those of each fragment take; 0 where it does not know.
+    steps: Sequence[int]
+    #: How long a step takes.
+    step_s: float
+
+
+def weak_s(
+    own: Collection[int], told: Sequence[PeerLatencies], sizes: Sequence[int], period: int = 0
+) -> float | None:
+    """Return how many seconds the rounds of a sealer take, if it should decline; else None.
+
+    Args:
+        own: the fragments that it seals.
+        told: by each peer that takes part. Two learners share one link, so nobody declines for a
+            single peer.
+        sizes: the bytes of an offer of each fragment; 0 where they are not known. The rounds of a
+            greater fragment may take as much longer.
+        period: rounds that take no more steps than this hold nobody up.
+    """
+    found = [s for s in (_found_s(own, each, sizes, period) for each in told) if s is not None]
+    return median_low(found) if 2 * len(found) > len(told) > 1 else None
+
+
+def _found_s(
+    own: Collection[int], told: PeerLatencies, sizes: Sequence[int], period: int
+) -> float | None:
+    known = [(p, steps) for p, steps in enumerate(told.steps[: len(sizes)]) if steps]
+    others = [p for p, _ in known if p not in own]
+    if not others or len(others) == len(known):
+        return None
+    usual = median_low(told.steps[p] for p in others)
+    size = median_low(sizes[p] for p in others) or 1
+    slow = median_low(steps for p, steps in known if p in own)
+    even = median_low(steps / max(1.0, sizes[p] / size) for p, steps in known if p in own)
+    is_weak = even >= max(RATIO * usual, usual + STEPS_MORE) and slow > period
+    return slow * told.step_s if is_weak else None
+
+
+class Declining:
+    """Decides whether this learner declines, and tells the user."""
+
+    def __init__(self, state: EngineState, stragglers: Stragglers) -> None:
+        self.state = state
+        self.stragglers = stragglers
+        self._until = float("-inf")
+        self._for_s = FIRST_S
+        #: The bytes of this learner's last offer of each fragment.
+        self._sizes: dict[int, int] = {}
+        #: Since when it looks weak, and as the sealer of which fragments. None: it does not.
+        self._since: tuple[float, frozenset[int]] | None = None
+        self._reviewed_at = float("-inf")
+
+    def review(self, now: float) -> None:
+        """At every beat: look again, by the last beats of all."""
+        roster = self.state.roster
+        if now > self._reviewed_at + self.state.policies.timing.evict_after_s:
+            self._since = None  # a process that was stopped has heard nothing meanwhile
+        self._reviewed_at = now
+        if roster.declines and now >= self._until:
+            roster.declines = False
+            text = "seals again, to see whether its rounds still take longer than others'"
+            self.state.emit(Event("seals_again", text, lifts="declines"))
+        elif not roster.declines and self.stragglers.judges and self._is_weak_for_long(now):
+            self._decline(now)
+
+    def _decline(self, now: float) -> None:
+        has_recovered = now >= self._until + self._for_s  # it has sealed for as long again
+        self._for_s = FIRST_S if has_recovered else min(2 * self._for_s, LAST_S)
+        self.state.roster.declines = True
+        self._until, self._since = now + self._for_s, None
+        text = (
+            f"seals no round for {self._for_s / 60:.0f} min: the rounds that it seals take "
+            f"{RATIO} times as long as others' or longer, most learners find, so its link may be "
+            "weak; others seal them"
+        )
+        self.state.emit(Event("declines", text, {"for_s": self._for_s}))
+
+    def _may_decline(self) -> bool:
+        """Whether at least half of the learners that can be dialled would still seal."""
+        peers = [peer for peer in self.state.roster if peer.address]
+        return 2 * sum(not peer.declines for peer in peers) >= len(peers) + 1
+
+    def _is_weak_for_long(self, now: float) -> bool:
+        state, timing = self.state, self.state.policies.timing
+        own = frozenset(p for p in range(len(state.fragments)) if state.sealer(p) == state.me)
+        period = 0 if state.policies.auto else state.schedule.sync_every
+        round_s = weak_s(own, self._told(), self._look_at_sizes(), period)
+        if round_s is None or not self._may_decline():
+            self._since = None
+            return False
+        if self._since is None or self._since[1] != own:
+            self._since = now, own
+        # In a big roster the word of some is as old as `evict_after_s`, and of a former sealer.
+        return now >= self._since[0] + max(WEAK_ROUNDS * round_s, timing.evict_after_s)
+
+    def _told(self) -> list[PeerLatencies]:
+        genesis = self.state.genesis
+        beats = [b for b in self.state.live_beats() if b.training and b.genesis == genesis]
+        return [PeerLatencies([r.latency for r in b.reports], b.seconds_per_step) for b in beats]
+
+    def _look_at_sizes(self) -> list[int]:
+        for fragment in self.state.fragments:
+            if fragment.pending and fragment.pending.offer:
+                self._sizes[fragment.fragment] = nbytes(fragment.pending.offer.sections)
+        return [self._sizes.get(p, 0) for p in range(len(self.state.fragments))]

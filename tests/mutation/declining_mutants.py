@@ -1,0 +1,201 @@
+"""Mutants of the judgement which sealers have a weak link, and of what follows from it."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+ROOM = "engine/declining"
+TESTS = of("unit/engine/test_declining")
+LATENCIES = of("unit/engine/test_round_latencies")
+SEALERS = of("unit/membership/test_roster", "decline")
+WEAK = of("virtual/test_weak_links", "seals_for_nobody")
+
+
+def mutant(name: str, old: str, new: str, room: str = ROOM, tests: str = TESTS) -> Mutant:
+    return Mutant(name, 7, room, old, new, tests)
+
+
+DECLINING_MUTANTS = (
+    mutant(
+        "half-of-the-learners-make-one-decline",
+        "if 2 * len(found) > len(told) > 1",
+        "if 2 * len(found) >= len(told) > 1",
+    ),
+    mutant(
+        "one-learner-makes-another-decline",
+        "if 2 * len(found) > len(told) > 1",
+        "if 2 * len(found) > len(told)",
+    ),
+    mutant("the-seconds-of-one-liar-count", "return median_low(found)", "return max(found)"),
+    mutant(
+        "a-few-steps-make-a-learner-decline",
+        "max(RATIO * usual, usual + STEPS_MORE)",
+        "RATIO * usual",
+    ),
+    mutant(
+        "slow-by-a-few-steps-is-weak",
+        "max(RATIO * usual, usual + STEPS_MORE)",
+        "usual + STEPS_MORE",
+    ),
+    mutant("rounds-within-the-period-are-slow", " and slow > period", ""),
+    mutant(
+        "the-sealer-of-a-large-fragment-is-weak",
+        "steps / max(1.0, sizes[p] / size)",
+        "float(steps)",
+    ),
+    mutant(
+        "the-sealer-of-a-small-fragment-is-weak",
+        "steps / max(1.0, sizes[p] / size)",
+        "steps / max(0.01, sizes[p] / size)",
+    ),
+    mutant(
+        "rounds-that-nobody-has-seen-count",
+        "in enumerate(told.steps[: len(sizes)]) if steps]",
+        "in enumerate(told.steps[: len(sizes)])]",
+    ),
+    mutant("fragments-of-another-model-count", "told.steps[: len(sizes)]", "told.steps"),
+    mutant("seconds-are-steps", "slow * told.step_s", "float(slow)"),
+    mutant(
+        "one-weak-look-makes-a-learner-decline",
+        "max(WEAK_ROUNDS * round_s, timing.evict_after_s)",
+        "0.0",
+    ),
+    mutant(
+        "a-weak-look-lasts-for-a-while-only",
+        "max(WEAK_ROUNDS * round_s, timing.evict_after_s)",
+        "timing.evict_after_s",
+    ),
+    mutant(
+        "weak-looks-add-up",
+        "            self._since = None\n            return False\n",
+        "            return False\n",
+    ),
+    mutant(
+        "fragments-that-others-seal-now-count",
+        "if self._since is None or self._since[1] != own:",
+        "if self._since is None:",
+    ),
+    mutant(
+        "a-stop-is-a-weak-look",
+        "            self._since = None  # a process",
+        "            pass  # a process",
+    ),
+    mutant(
+        "who-tries-again-declines-at-once",
+        "self._until, self._since = now + self._for_s, None",
+        "self._until = now + self._for_s",
+    ),
+    mutant("nobody-seals-again", "roster.declines and now >= self._until:", "False:"),
+    mutant("it-tries-again-as-soon-each-time", "min(2 * self._for_s, LAST_S)", "FIRST_S"),
+    mutant("it-waits-ever-longer", "min(2 * self._for_s, LAST_S)", "2 * self._for_s"),
+    mutant("what-was-long-ago-counts", "FIRST_S if has_recovered else min(", "min("),
+    mutant(
+        "all-may-decline",
+        "return 2 * sum(not peer.declines for peer in peers) >= len(peers) + 1",
+        "return True",
+    ),
+    mutant(
+        "those-that-nobody-dials-count",
+        "[peer for peer in self.state.roster if peer.address]",
+        "list(self.state.roster)",
+    ),
+    mutant("a-learner-declines-in-lockstep", "and self.stragglers.judges and", "and"),
+    mutant("nobody-declines", "        self.declining.review(now)\n", "", "engine/beats", WEAK),
+    mutant(
+        "nobody-hears-who-declines",
+        "            declines=state.roster.declines,\n",
+        "",
+        "engine/beats",
+    ),
+    mutant(
+        "beats-do-not-tell-how-long-rounds-take",
+        "                self._latency(fragment),\n",
+        "",
+        "engine/beats",
+        WEAK,
+    ),
+    mutant(
+        "rounds-of-a-former-sealer-count",
+        "known is None or known.sealer != sealer:",
+        "known is None:",
+        "engine/round_latencies",
+        LATENCIES,
+    ),
+    mutant(
+        "an-offer-to-a-former-sealer-counts",
+        "rounds.last.append(step - max(began, rounds.since))",
+        "rounds.last.append(step - began)",
+        "engine/round_latencies",
+        LATENCIES,
+    ),
+    mutant(
+        "a-round-counts-only-once-it-has-ended",
+        "max(median_high(rounds.last), age)",
+        "median_high(rounds.last)",
+        "engine/round_latencies",
+        LATENCIES,
+    ),
+    mutant(
+        "rounds-that-nobody-can-seal-count",
+        "        if not rounds.last:\n            return 0\n",
+        "",
+        "engine/round_latencies",
+        LATENCIES,
+    ),
+    mutant(
+        "who-declines-seals",
+        "if willing and first not in willing else first",
+        "if False else first",
+        "membership/sealers",
+        SEALERS,
+    ),
+    mutant(
+        "nobody-seals-if-all-decline",
+        "if willing and first not in willing else first",
+        "if first not in willing else first",
+        "membership/sealers",
+        SEALERS,
+    ),
+    mutant(
+        "other-fragments-move-too",
+        "if willing and first not in willing else first",
+        "if willing else first",
+        "membership/sealers",
+        SEALERS,
+    ),
+    mutant(
+        "what-one-has-begun-before-it-declined-is-refused",
+        "return id in (first, choose(fragment, candidates))",
+        "return id == choose(fragment, candidates)",
+        "membership/sealers",
+        SEALERS,
+    ),
+    mutant(
+        "a-learner-does-not-know-that-it-declines",
+        "[Candidate(self.me, self.declines)]",
+        "[Candidate(self.me)]",
+        "membership/roster",
+        SEALERS,
+    ),
+    mutant(
+        "peers-that-decline-seal",
+        "Candidate(peer.id, peer.declines) for",
+        "Candidate(peer.id) for",
+        "membership/roster",
+        SEALERS,
+    ),
+    mutant(
+        "no-rumor-tells-who-declines",
+        "reached=peer.reached, declines=peer.declines)",
+        "reached=peer.reached)",
+        "membership/roster",
+        SEALERS,
+    ),
+    mutant(
+        "a-rumor-counts-for-more-than-a-beat",
+        "return self.beat or self.rumor",
+        "return self.rumor or self.beat",
+        "membership/peer",
+        SEALERS,
+    ),
+)

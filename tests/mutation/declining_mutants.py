@@ -81,7 +81,7 @@ DECLINING_MUTANTS = (
         "            pass  # a process",
     ),
     mutant(
-        "who-tries-again-declines-at-once",
+        "a-learner-that-tries-again-declines-at-once",
         "self._until, self._since = now + self._for_s, None",
         "self._until = now + self._for_s",
     ),
@@ -102,7 +102,7 @@ DECLINING_MUTANTS = (
     mutant("a-learner-declines-in-lockstep", "and self.stragglers.judges and", "and"),
     mutant("nobody-declines", "        self.declining.review(now)\n", "", "engine/beats", WEAK),
     mutant(
-        "nobody-hears-who-declines",
+        "nobody-hears-that-a-learner-declines",
         "            declines=state.roster.declines,\n",
         "",
         "engine/beats",
@@ -143,7 +143,7 @@ DECLINING_MUTANTS = (
         LATENCIES,
     ),
     mutant(
-        "who-declines-seals",
+        "learners-that-decline-seal",
         "if willing and first not in willing else first",
         "if False else first",
         "membership/sealers",
@@ -164,7 +164,7 @@ DECLINING_MUTANTS = (
         SEALERS,
     ),
     mutant(
-        "what-one-has-begun-before-it-declined-is-refused",
+        "rounds-begun-before-their-sealer-declined-are-refused",
         "return id in (first, choose(fragment, candidates))",
         "return id == choose(fragment, candidates)",
         "membership/sealers",
@@ -185,7 +185,7 @@ DECLINING_MUTANTS = (
         SEALERS,
     ),
     mutant(
-        "no-rumor-tells-who-declines",
+        "no-rumor-tells-that-a-peer-declines",
         "reached=peer.reached, declines=peer.declines)",
         "reached=peer.reached)",
         "membership/roster",

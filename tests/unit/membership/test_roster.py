@@ -797,7 +797,7 @@ def sealers(roster: Roster, fragments: int = 12) -> set[str]:
     return {id.name for id in found if id}
 
 
-def test_who_declines_seals_nothing() -> None:
+def test_a_learner_that_declines_seals_nothing() -> None:
     roster = new("b", "c")
     assert sealers(roster) == {"a", "b", "c"}
     roster.hear(1.0, beat("b", 2, declines=True))
@@ -824,7 +824,7 @@ def test_if_all_decline_all_seal() -> None:
     assert sealers(roster) == {"a", "b", "c"}
 
 
-def test_who_declines_may_still_seal_what_it_has_begun() -> None:
+def test_a_round_that_a_learner_began_before_it_declined_counts() -> None:
     """Others may not have heard yet that it declines, or no longer does."""
     roster = new("b", "c", "d")
     before = [roster.sealer(fragment) for fragment in range(12)]

@@ -46,10 +46,6 @@ JUMPED = (
     "weights were replaced after step {}, and the jump counts as progress: call reset_progress() "
     "after you load weights in mid-run, unless all learners load the same"
 )
-FOREIGN = (
-    "%s: the checkpoint is of the learner %r, which alone may offer its work where offers are "
-    "signed: the anchors are taken, and what none of them has is dropped"
-)
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
     "there is: {there}"
@@ -122,8 +118,8 @@ class Handover:
         return anchors
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
-        intact = self._tensors.belong_to(saved.weights)
-        intact = intact and _may_offer(self._settings, saved)
+        author = _other_author(saved, self._settings)
+        intact = not author and self._tensors.belong_to(saved.weights)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._no_anchors()
         corrections = []
@@ -135,7 +131,7 @@ class Handover:
                 memory = self._tensors.memory(place)
                 corrections.append(kept_correction(place, fragment, memory))
         standings = [fragment.standing for fragment in kept]
-        resumed = Resumed(saved.totals, standings, saved.head_start, intact, saved.period)
+        resumed = Resumed(saved.totals, standings, saved.head_start, intact, saved.period, author)
         return anchors, resumed, corrections
 
     @in_plain_mode
@@ -335,14 +331,13 @@ def _with_rounding(fragment: Kept, rounding: Tensor | None) -> Kept:
     return replace(fragment, tensors={**fragment.tensors, "rounding": rounding})
 
 
-def _may_offer(settings: Settings, saved: Checkpoint) -> bool:
-    """Whether a learner may offer the unmerged work of a checkpoint. Where offers are signed, only
-    the learner that trained it may."""
+def _other_author(saved: Checkpoint, settings: Settings) -> str:
+    """The learner that alone may offer the unmerged work of a checkpoint, if that is another one.
+    Where offers are signed, only the learner that trained it may."""
     foreign = [kept for kept in saved.fragments if not is_of(settings.name, kept)]
     if not settings.policies.signed or not foreign:
-        return True
-    log.warning(FOREIGN, settings.name, foreign[0].standing.claim.author.name)
-    return False
+        return ""
+    return foreign[0].standing.claim.author.name
 
 
 def _earlier_anchors(anchors: Anchors, saved: Sequence[Kept]) -> list[EarlierAnchor]:

@@ -22,6 +22,10 @@ from mend_optim.protocol.messages import Beat
 DROP = (
     "other weights than the saved ones: the anchor's are taken, and what no anchor has is dropped"
 )
+FOREIGN = (
+    "a checkpoint of {0}, which alone may offer its work where offers are signed: the anchor's "
+    "weights are taken, and what no anchor has is dropped"
+)
 ANEW = "other weights than the saved ones: they count as first weights"
 UNKNOWN = (
     "which state of {} are moments is not known here, so none are averaged: name them in "
@@ -40,7 +44,8 @@ class Resumed(NamedTuple):
     """Where a checkpoint stood.
 
     `standings` is empty if it was saved by a learner without peers. `intact` says whether the
-    weights are those that it was saved with; if not, the weights become the anchor."""
+    weights are those that it was saved with, and may be offered; if not, the weights become the
+    anchor."""
 
     totals: Totals
     standings: Sequence[Standing]
@@ -48,6 +53,8 @@ class Resumed(NamedTuple):
     intact: bool = True
     #: The period of the run, if it was automatic; else 0.
     period: int = 0
+    #: The learner that alone may offer the work, if that is another one.
+    author: str = ""
 
 
 class Joining:
@@ -140,6 +147,8 @@ class Joining:
         what = DROP if saved.standings else ANEW
         if saved.intact:
             what = f"{unmerged} tokens not merged yet"
+        elif saved.author:
+            what = FOREIGN.format(saved.author)
         facts = {
             "step": totals.step,
             "tokens": totals.tokens,

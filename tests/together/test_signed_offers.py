@@ -157,6 +157,8 @@ def test_a_checkpoint_of_another_learner_brings_its_anchors_alone(tmp_path: Path
         unmerged = both[0].status().unmerged_tokens
         weights_then = [p.clone() for p in parameters(both[0])]
     assert unmerged > 0
+    watch = Watch()
+    each[1] |= {"on_event": watch}
     with cluster(descent(1.0), descent(1.0), each=each[:2], started=False, **told) as both:
         for optimizer in both:
             optimizer.load_state_dict(saved)
@@ -168,6 +170,8 @@ def test_a_checkpoint_of_another_learner_brings_its_anchors_alone(tmp_path: Path
         assert len({o.status().fragments[0].digest for o in both}) == 1
         assert both[0].status().dropped_tokens == 0
         assert both[1].status().dropped_tokens == unmerged
+        (restored,) = watch.until("restored")
+        assert "a checkpoint of a, which alone may offer its work" in restored.text
 
 
 # ── an insider that seals ─────────────────────────────────────────────────────────────────────────

@@ -34,16 +34,7 @@ class Beats:
         """A beat of this moment, with a number of its own."""
         state = self.state
         self._count += 1
-        reports = [
-            Report(
-                state.key(fragment),
-                self._held(fragment.fragment),
-                group,
-                fragment.held.told(),
-                self._latency(fragment),
-            )
-            for fragment, group in zip(state.fragments, state.groups, strict=True)
-        ]
+        reports = map(self._report, state.fragments, state.groups)
         return Beat(
             peer=state.me,
             address=state.roster.address,
@@ -69,16 +60,23 @@ class Beats:
             declines=state.roster.declines,
         )
 
-    def _latency(self, fragment: Progress) -> int:
+    def _report(self, fragment: Progress, group: bytes) -> Report:
         state, p = self.state, fragment.fragment
-        return state.round_latencies.of(p, state.sealer(p), fragment.pending, state.totals.step)
+        sealer = state.sealer(p)
+        return Report(
+            state.key(fragment),
+            self._held(p, sealer),
+            group,
+            fragment.held.told(),
+            state.round_latencies.of(p, sealer, fragment.pending, state.totals.step),
+        )
 
-    def _held(self, p: int) -> tuple[tuple[PeerId, int], ...]:
+    def _held(self, p: int, sealer: PeerId | None) -> tuple[tuple[PeerId, int], ...]:
         """The offers here. One of this learner's own says that it runs the rounds: see
         `standoffs.py`. A relay's own offer, and that of a former sealer, may be here, too."""
         state = self.state
         held = state.rounds[p].held()
-        if state.sealer(p) == state.me:
+        if sealer == state.me:
             return held
         return tuple((peer, seq) for peer, seq in held if peer != state.me)
 
@@ -88,14 +86,16 @@ class Beats:
         self.due_at = now + state.policies.timing.beat_s
         self._broadcasts += 1
         self.stragglers.review(now)
-        self.declining.review(now)
+        has_changed = self.declining.review(now)
         state.attest_what_stands()
         beat = self.make()
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer
         # may have been lost.
         question = replace(beat, ping=state.ping)
         state.roster.broadcast(now, beat.count)
-        for id in state.roster.audience(self._broadcasts):
+        # All choose other sealers by that, and should do so at one time.
+        everyone = state.roster.alive() if has_changed else []
+        for id in everyone or state.roster.audience(self._broadcasts):
             asks = state.resting and id not in state.answered
             state.emit(Send(id, question if asks else beat))
 

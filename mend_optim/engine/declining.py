@@ -13,7 +13,7 @@ as long.
 
 A minority that lies can make no learner decline. One that answers a sealer late, but not so late
 that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of
-the learners decline, and nobody can become the only sealer."""
+the learners decline."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
+from mend_optim.membership.peer import Peer
 from mend_optim.protocol.messages import nbytes
 
 #: How many times longer the rounds of a weak sealer take, and by how many steps at least.
@@ -69,7 +70,7 @@ def _found_s(
     if not others or len(others) == len(known):
         return None
     usual = median_low(told.steps[p] for p in others)
-    size = median_low(sizes[p] for p in others) or 1
+    size = median_low(sizes[p] for p in others) or float("inf")
     slow = median_low(steps for p, steps in known if p in own)
     even = median_low(steps / max(1.0, sizes[p] / size) for p, steps in known if p in own)
     is_weak = even >= max(RATIO * usual, usual + STEPS_MORE) and slow > period
@@ -90,18 +91,24 @@ class Declining:
         self._since: tuple[float, frozenset[int]] | None = None
         self._reviewed_at = float("-inf")
 
-    def review(self, now: float) -> None:
-        """At every beat: look again, by the last beats of all."""
-        roster = self.state.roster
+    def review(self, now: float) -> bool:
+        """At every beat: look again, by the last beats of all. Return whether it declines now and
+        did not before, or the other way round."""
+        before, roster = self.state.roster.declines, self.state.roster
         if now > self._reviewed_at + self.state.policies.timing.evict_after_s:
             self._since = None  # a process that was stopped has heard nothing meanwhile
         self._reviewed_at = now
         if roster.declines and now >= self._until:
-            roster.declines = False
-            text = "seals again, to see whether its rounds still take longer than others'"
-            self.state.emit(Event("seals_again", text, lifts="declines"))
+            self._seal_again("to see whether its rounds still take longer than others'")
+        elif roster.declines and self._is_one_too_many():
+            self._seal_again("because more than half of the learners decline")
         elif not roster.declines and self.stragglers.judges and self._is_weak_for_long(now):
             self._decline(now)
+        return roster.declines is not before
+
+    def _seal_again(self, why: str) -> None:
+        self.state.roster.declines = False
+        self.state.emit(Event("seals_again", f"seals again, {why}", lifts="declines"))
 
     def _decline(self, now: float) -> None:
         has_recovered = now >= self._until + self._for_s  # it has sealed for as long again
@@ -117,15 +124,24 @@ class Declining:
 
     def _may_decline(self) -> bool:
         """Whether at least half of the learners that can be dialled would still seal."""
-        peers = [peer for peer in self.state.roster if peer.address]
+        peers = self._others()
         return 2 * sum(not peer.declines for peer in peers) >= len(peers) + 1
 
+    def _is_one_too_many(self) -> bool:
+        """Whether several have declined at one time, too many together, and this is the one that
+        seals again."""
+        names = [peer.id.name for peer in self._others() if peer.declines]
+        return not self._may_decline() and self.state.me.name > max(names, default="")
+
+    def _others(self) -> list[Peer]:
+        return [peer for peer in self.state.roster if peer.address and not peer.suspected]
+
     def _is_weak_for_long(self, now: float) -> bool:
-        state, timing = self.state, self.state.policies.timing
-        own = frozenset(p for p in range(len(state.fragments)) if state.sealer(p) == state.me)
+        state, roster, timing = self.state, self.state.roster, self.state.policies.timing
+        own = frozenset(p for p in range(len(state.fragments)) if roster.sealer(p) == state.me)
         period = 0 if state.policies.auto else state.schedule.sync_every
         round_s = weak_s(own, self._told(), self._look_at_sizes(), period)
-        if round_s is None or not self._may_decline():
+        if round_s is None or state.resting or not self._may_decline():
             self._since = None
             return False
         if self._since is None or self._since[1] != own:

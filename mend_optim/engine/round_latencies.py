@@ -32,12 +32,14 @@ class RoundLatencies:
     def add(self, p: int, sealer: PeerId, began: int, step: int) -> None:
         """An anchor is ready after this step. It has merged this learner's offer of the snapshot
         after step `began`."""
-        rounds = self._of(p, sealer, step)
-        rounds.last.append(step - max(began, rounds.since))
+        rounds = self._rounds.get(p) or self._of(p, sealer, step)
+        if rounds.sealer == sealer:  # else it was on its way when another one became the sealer
+            rounds.last.append(max(1, step - max(began, rounds.since)))
 
     def of(self, p: int, sealer: PeerId | None, pending: Pending | None, step: int) -> int:
         """Return how many steps the rounds of the present sealer take: the median of the last ones,
-        or the age of the offer that it has not merged yet, if that is more. 0 before the first.
+        or the age of the offer that it has not merged yet, if that is more; at least 1. 0 before
+        the first round has ended.
 
         Args:
             p: the fragment.

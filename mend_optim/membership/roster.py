@@ -30,7 +30,7 @@ from itertools import islice
 from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.sealers import Candidate, choose, would_seal
+from mend_optim.membership.sealers import choose
 from mend_optim.membership.turned_away import TurnedAway
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
@@ -223,13 +223,11 @@ class Roster:
     def _may_be(self, name: str) -> bool:
         """Whether hearsay may bring this name to the roster, or a new process of it: not in place
         of a peer that is linked, and only while there is room."""
-        return not self._is_linked(name) and (
-            name in self.peers or self.size < self.limits.learners
-        )
+        has_place = name in self.peers or self.size < self.limits.learners
+        return has_place and not self._is_linked(name)
 
     def _is_linked(self, name: str) -> bool:
-        peer = self.peers.get(name)
-        return peer is not None and peer.linked
+        return name in self.peers and self.peers[name].linked
 
     def _make_room(self) -> bool:
         """Whether there is room for one more peer; if need be, one known by hearsay goes."""
@@ -400,7 +398,8 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
-        return choose(fragment, self._candidates(p for p in self.able(fragment) if not p.suspected))
+        live = self._candidates(p for p in self.able(fragment) if not p.suspected)
+        return choose(fragment, live, self._declines)
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
@@ -410,20 +409,23 @@ class Roster:
         if sealer is None or id == sealer:
             return True
         able = self.able(fragment)
-        if peer not in able:
-            return False
         with_it = [p for p in able if p is peer or not p.suspected]
-        return any(would_seal(fragment, id, self._candidates(some)) for some in (with_it, able))
+        seen = [self._candidates(peers) for peers in (with_it, able)]
+        judges = (self._declines, lambda other: other != id and self._declines(other))
+        chosen = (choose(fragment, some, declines) for some in seen for declines in judges)
+        return peer in able and id in chosen
 
     def able(self, fragment: int) -> Sequence[Peer]:
         """Return the peers that can seal a fragment, suspects included."""
         peers = [peer for peer in self if peer.address and peer.has(fragment)]
         return self.go_betweens.choosable(peers)
 
-    def _candidates(self, peers: Iterable[Peer]) -> list[Candidate]:
+    def _candidates(self, peers: Iterable[Peer]) -> list[PeerId]:
         """These peers, and this learner if it can be dialled."""
-        mine = [Candidate(self.me, self.declines)] if self.address else []
-        return [*mine, *(Candidate(peer.id, peer.declines) for peer in peers)]
+        return [*(peer.id for peer in peers), *([self.me] if self.address else ())]
+
+    def _declines(self, id: PeerId) -> bool:
+        return self.declines if id == self.me else self.peers[id.name].declines
 
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met

@@ -11,7 +11,7 @@ fragments, each learner seals one:
 - Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. In a round, a sealer sends
   and receives as much as all M learners together offer, so all wait for its link.
 - The fragments of a learner that declines (see `engine/declining.py`) are sealed by others beside
-  their own.
+  their own. No fragment of another learner moves.
 - An added fragment does not move the others.
 - When a learner comes or goes, about twice as many fragments change hands as with a hash alone,
   where only that learner's own do.
@@ -22,9 +22,8 @@ Source of the idea: consistent hashing with bounded loads (arXiv 1608.01350).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import NamedTuple
 
 from mend_optim.protocol.lineage import PeerId
 
@@ -32,33 +31,19 @@ from mend_optim.protocol.lineage import PeerId
 AT_ONCE = 32
 
 
-class Candidate(NamedTuple):
-    """A learner that can seal."""
-
-    id: PeerId
-    #: Whether it leaves that to others.
-    declines: bool = False
-
-
-def choose(fragment: int, candidates: Sequence[Candidate]) -> PeerId | None:
+def choose(
+    fragment: int, candidates: Iterable[PeerId], declines: Callable[[PeerId], bool]
+) -> PeerId | None:
     """Return the sealer of a fragment among these, of which no two have the same name. If that one
-    declines, choose among those that do not, if there are any: no other fragment moves. None if
-    there is nobody."""
-    willing = {each.id for each in candidates if not each.declines}
-    first = choose_of(fragment, [each.id for each in candidates])
-    return choose_of(fragment, willing) if willing and first not in willing else first
-
-
-def would_seal(fragment: int, id: PeerId, candidates: Sequence[Candidate]) -> bool:
-    """Return whether a learner is the sealer among these, or would be if it did not decline."""
-    first = choose_of(fragment, [each.id for each in candidates])
-    return id in (first, choose(fragment, candidates))
-
-
-def choose_of(fragment: int, ids: Iterable[PeerId]) -> PeerId | None:
-    """Return the sealer of a fragment among these, whether it declines or not."""
-    named = {id.name: id for id in ids}
-    return named[sealer_of(fragment, named)] if named else None
+    declines, choose among those that do not, if there are any. None if there is nobody."""
+    ids = {id.name: id for id in candidates}
+    if not ids:
+        return None
+    first = ids[sealer_of(fragment, ids)]
+    if not declines(first):
+        return first
+    willing = {name: id for name, id in ids.items() if not declines(id)}
+    return willing[sealer_of(fragment, willing)] if willing else first
 
 
 def sealer_of(fragment: int, names: Iterable[str]) -> str:

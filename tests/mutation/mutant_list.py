@@ -279,7 +279,7 @@ MUTANTS = (
     Mutant("seal-of-another-base", 3, "engine/adoption", "if seal.base != fragment.lineage.digest:", "if False:", ADOPTING),
     Mutant("seal-that-does-not-follow", 3, "engine/adoption", "if lineage.key != seal.key:", "if False:", ADOPTING),
     Mutant("merge-while-merging", 3, "engine/sealer", (("if undecided or round.phase is Phase.MERGING or fragment.is_moving:")), "if undecided or fragment.is_moving:", SEALING),
-    Mutant("sealers-differ", 3, "membership/roster", "return [*mine, *(Candidate", "return mine or [*(Candidate", ROSTER),
+    Mutant("sealers-differ", 3, "membership/roster", "[*(peer.id for peer in peers), *([self.me]", "[*([self.me]", ROSTER),
     Mutant("one-name-seals-all", 3, "membership/sealers", "        free.remove(chosen[-1])\n", "", SEALERS),
     Mutant("a-role-of-another-row", 3, "membership/sealers", "first = row * len(learners)", "first = 0", SEALERS),
     Mutant("a-row-longer-than-the-learners", 3, "membership/sealers", "min(AT_ONCE * (1 + place // AT_ONCE), len(learners))",
@@ -288,7 +288,7 @@ MUTANTS = (
            "self._candidates(self.able(fragment))", ROSTER),
     Mutant("suspects-may-not-seal", 8, "membership/roster", "with_it = [p for p in able if p is peer or not p.suspected]",
            "with_it = [p for p in able if not p.suspected]", ROSTER),
-    Mutant("only-one-may-be-suspected", 8, "membership/roster", "in (with_it, able))", "in (with_it,))", ROSTER),
+    Mutant("only-one-may-be-suspected", 8, "membership/roster", "for peers in (with_it, able)]", "for peers in (with_it,)]", ROSTER),
     # ── 4: anchors form a max-register ───────────────────────────────────────────────────────────────────────────────
     Mutant("version-before-tokens", 4, "protocol/lineage",
            "return Key(self.tokens, self.version,", "return Key(self.version, self.tokens,", LINEAGE),
@@ -796,7 +796,7 @@ MUTANTS = (
     Mutant("hearsay-keeps-its-place", 8, "membership/roster", "(p for p in self if p.is_hearsay)", "(p for p in self if False)", ROSTER),
     Mutant("rumors-without-end", 8, "membership/roster", "islice(rumors, self.limits.rumors)", "rumors", ROSTER),
     Mutant("goodbye-in-anothers-name", 8, "membership/roster", "elif not self._is_linked(rumor.peer.name):", "else:", ROSTER),
-    Mutant("hearsay-replaces-the-linked", 8, "membership/roster", "return not self._is_linked(name) and (", "return (", ROSTER),
+    Mutant("hearsay-replaces-the-linked", 8, "membership/roster", "return has_place and not self._is_linked(name)", "return has_place", ROSTER),
     Mutant("tokens-beyond-the-wire", 8, "engine/round", " and lineage.tokens + offer.tokens <= COUNTER_LIMIT", "", SEALING),
     Mutant("a-copy-for-each-want", 7, "engine/answers", "if wanted and self._exporting.get(p) != key:", "if wanted:", SEALING),
     Mutant("one-copy-for-ever", 4, "engine/answers", "            del self._exporting[job.fragment]\n", "            pass\n", SEALING),
@@ -876,8 +876,8 @@ MUTANTS = (
     Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint_reader",
            "    if found != saved_content:", "    if False:", of("unit/worker/test_checkpoint_reader", "digest")),
     Mutant("checkpoint-of-other-weights-is-believed", 8, "handover",
-           "        intact = self._tensors.belong_to(saved.weights)\n        intact = intact",
-           "        intact = True\n        intact = intact", of("together/test_restore", "not_loaded")),
+           "intact = not author and self._tensors.belong_to(saved.weights)",
+           "intact = not author", of("together/test_restore", "not_loaded")),
     # ── 9: error feedback is local and transactional ─────────────────────────────────────────────────────────────────
     Mutant("residual-committed-when-offered", 9, "worker/feedback",
            ("        self.encoding_error = encoding_error\n"

@@ -13,10 +13,18 @@ from mend_optim.engine.declining import (
     RATIO,
     STEPS_MORE,
     WEAK_ROUNDS,
+    Declining,
     PeerLatencies,
     weak_s,
 )
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
+from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat
 from tests import reference
 from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine
 
@@ -56,6 +64,11 @@ def test_the_rounds_of_a_large_fragment_may_take_longer() -> None:
     assert not weak({0}, *2 * [told(50, 10, 10)], sizes=(500, 100, 100))
     assert weak({0}, *2 * [told(50, 10, 10)], sizes=(100, 100, 100))
     assert weak({0}, *2 * [told(50, 10, 10)], sizes=(10, 100, 100))
+    assert not weak({0}, *2 * [told(12, 10, 10)], sizes=(10, 100, 100))
+
+
+def test_sizes_that_are_not_known_excuse_nothing() -> None:
+    assert weak({0}, *2 * [told(100, 1, 1)], sizes=(100, 0, 0))
 
 
 def test_nothing_is_weak_that_cannot_be_compared() -> None:
@@ -100,6 +113,8 @@ class Seals(DrivenEngine):
     def __init__(self, **options: Any) -> None:
         #: The peers that decline.
         self.declining: list[PeerId] = []
+        #: Peers that nobody can dial.
+        self.undialled: list[PeerId] = []
         super().__init__(fragments=FRAGMENTS, **options)
         self.hear(own=1)
 
@@ -120,6 +135,8 @@ class Seals(DrivenEngine):
             self.beat(
                 peer, address=f"{peer.name}:1", latencies=told, declines=peer in self.declining
             )
+        for peer in self.undialled:
+            self.beat(peer, address="", latencies=told)
         self.now += state.policies.timing.beat_s
         self.engine.tick(self.now)
 
@@ -201,6 +218,37 @@ def test_the_rounds_of_a_newcomer_are_not_compared() -> None:
     assert not engine.declines
 
 
+def test_a_learner_that_tries_again_is_judged_anew() -> None:
+    engine = Seals()
+    engine.look_weak()
+    while engine.declines:
+        engine.now += 20.0
+        engine.hear(own=10)
+    engine.look_weak(LONG_S - 1)
+    assert not engine.declines
+
+
+def test_at_rest_no_round_takes_longer() -> None:
+    """Latencies are in steps: what was told last is told on."""
+    engine = Seals()
+    engine.engine.rest(engine.now, finishing=False)
+    engine.look_weak()
+    assert not engine.declines
+
+
+def test_all_hear_at_once_that_a_learner_declines() -> None:
+    """In a big roster the other beats go to some in turn. All should choose other sealers at one
+    time."""
+    engine = Seals()
+    engine.undialled = [PeerId(f"p{i:02}", 1) for i in range(2 * FANOUT)]
+    engine.look_weak()
+    assert engine.declines
+    told = {to for to, beat in engine.sent(Beat) if beat.declines}
+    assert told == {PEER, THIRD, *engine.undialled}
+    engine.hear(own=10)
+    assert len({to for to, beat in engine.sent(Beat)}) < len(told)
+
+
 def test_a_process_that_was_stopped_has_not_looked_weak_meanwhile() -> None:
     engine = Seals()
     engine.hear(own=ROUND_S)
@@ -215,12 +263,29 @@ def test_no_more_than_half_decline() -> None:
     engine.declining = [PEER]
     engine.look_weak()
     assert not engine.declines
-    engine.beat(FOURTH, address="")
+    engine.undialled = [FOURTH]
     engine.look_weak()
     assert not engine.declines
     engine.declining = []
     engine.look_weak()
     assert engine.declines
+
+
+@pytest.mark.parametrize(("me", "seals_again"), [(PeerId("z", 1), True), (PeerId("a", 1), False)])
+def test_of_two_that_declined_at_one_time_the_last_by_name_seals_again(
+    me: PeerId, seals_again: bool
+) -> None:
+    """There are three, and one is not the half of them."""
+    state = EngineState(me, f"{me.name}:1", (), Policies(schedule=Schedule()))
+    for peer in (PEER, THIRD):
+        state.roster.meet(0.0, peer, f"{peer.name}:1")
+        beat = Beat(peer=peer, address=f"{peer.name}:1", count=1, declines=peer == PEER)
+        state.roster.hear(0.0, beat)
+    declining = Declining(state, Stragglers(state))
+    declining._until, state.roster.declines = 1e9, True
+    assert declining.review(1.0) is seals_again
+    assert state.roster.declines is not seals_again
+    assert [e.kind for e in state.out if isinstance(e, Event)] == ["seals_again"] * seals_again
 
 
 @pytest.mark.parametrize("options", [{"adopt_after": 2}, {"failslow": None}])

@@ -41,6 +41,17 @@ def test_what_a_former_sealer_took_does_not_count(other: PeerId | None) -> None:
     assert latencies.of(0, A, None, 105) == 0
 
 
+def test_a_seal_of_a_former_sealer_changes_nothing() -> None:
+    latencies = known(50)
+    latencies.add(0, B, 90, 100)
+    assert latencies.of(0, A, None, 100) == 50
+
+
+def test_a_round_within_one_step_takes_a_step() -> None:
+    """0 would say that nothing is known."""
+    assert known(0).of(0, A, None, 100) == 1
+
+
 def test_a_round_that_takes_longer_than_those_before_is_told_before_it_ends() -> None:
     assert known(50).of(0, A, offer(100), 130) == 50
     assert known(50).of(0, A, offer(100), 160) == 60

@@ -152,7 +152,10 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
         with closing(newcomer(descent(0.0), old.name, *others, **FREE)) as new:
             load(new, saved)
             start([*others, new])
-            assert how(new) == [("restored", False, 0), ("pulled", True, 0)]
+            restored, merged_since = how(new)
+            assert restored == ("restored", False, 0)
+            # It comes as a whole anchor, or as the seal in answer to the offer, if that is faster.
+            assert merged_since in [("pulled", True, 0), ("all_present", True, 0)]
             assert new.status().unmerged_tokens == 1
             assert read(new)[0] == pytest.approx(anchors(new)[0][0].item() - PULL[new.name])
             settle([*others, new])

@@ -49,6 +49,11 @@ def test_how_long_its_rounds_take_is_what_half_of_those_say() -> None:
     assert weak_s({0}, found, (0, 0)) == 50.0
 
 
+def test_rounds_may_differ_somewhat() -> None:
+    assert not weak({0}, *2 * [told(RATIO * 10 - 1, 10)])
+    assert weak({0}, *2 * [told(RATIO * 10, 10)])
+
+
 def test_short_rounds_differ_by_chance() -> None:
     assert not weak({0}, *2 * [told(RATIO * 1, 1)])
     assert not weak({0}, *2 * [told(STEPS_MORE, 1)])

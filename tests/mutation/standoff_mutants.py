@@ -18,7 +18,7 @@ def mutant(
 STANDOFF_MUTANTS = (
     mutant(
         "a-former-sealer-shows-its-own-offer",
-        "if state.sealer(p) == state.me:\n            return held",
+        "if sealer == state.me:\n            return held",
         "if True:\n            return held",
         room="engine/beats",
     ),

@@ -156,6 +156,9 @@ class Cable:
         there_reader, there_writer = await asyncio.open_connection(*self._target)
         self._writers += [writer, there_writer]
         await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        for each in (writer, there_writer):
+            with suppress(OSError):  # asyncio would tell of an error that nobody has seen
+                await each.wait_closed()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

@@ -11,7 +11,7 @@ fragments, each learner seals one:
 - Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. In a round, a sealer sends
   and receives as much as all M learners together offer, so all wait for its link.
 - The fragments of a learner that declines (see `engine/declining.py`) are sealed by others beside
-  their own. No fragment of another learner moves.
+  their own. No fragment of a learner that does not decline moves.
 - An added fragment does not move the others.
 - When a learner comes or goes, about twice as many fragments change hands as with a hash alone,
   where only that learner's own do.

@@ -124,7 +124,7 @@ def test_a_sealer_on_another_branch_is_believed_as_soon_as_its_anchor_may_be(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_it_tells_of_rounds_lets_no_honest_learner_decline(seed: int) -> None:
+def test_no_honest_learner_declines_by_its_word(seed: int) -> None:
     """A minority is not enough."""
     cluster = check(Infiltrated(seed, 4, 0, ("paces",), lies_per_s=4.0, fragments=4))
     assert cluster.seen["lie: paces"]

@@ -184,7 +184,7 @@ def test_rounds_that_take_long_for_a_while_make_nobody_decline() -> None:
         engine.hear(own=12)
 
 
-def test_what_was_found_of_other_fragments_counts_no_more() -> None:
+def test_a_finding_about_other_fragments_counts_no_more() -> None:
     engine = Seals()
     engine.look_weak(LONG_S - 1)
     before = engine.own

@@ -33,7 +33,7 @@ def test_it_is_that_of_one_fragment() -> None:
 
 
 @pytest.mark.parametrize("other", [B, None])
-def test_what_a_former_sealer_took_does_not_count(other: PeerId | None) -> None:
+def test_rounds_of_a_former_sealer_do_not_count(other: PeerId | None) -> None:
     latencies = known(50)
     assert latencies.of(0, other, offer(70), 100) == 0
     latencies.add(0, B, 70, 105)

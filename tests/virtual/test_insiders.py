@@ -123,14 +123,6 @@ def test_a_sealer_on_another_branch_is_believed_as_soon_as_its_anchor_may_be(
     assert "no rounds when it has gone" in failure(ON_TWO_BRANCHES)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_honest_learner_declines_by_its_word(seed: int) -> None:
-    """A minority is not enough."""
-    cluster = check(Infiltrated(seed, 4, 0, ("paces",), lies_per_s=4.0, fragments=4))
-    assert cluster.seen["lie: paces"]
-    assert not cluster.seen["declines"]
-
-
 def test_what_is_printed_of_an_insider_plays_it_again() -> None:
     storm = draw(3)
     again = eval(repr(storm), {"Infiltrated": Infiltrated, "Fault": Fault})

@@ -118,6 +118,8 @@ class Seals(DrivenEngine):
     def __init__(self, **options: Any) -> None:
         #: The peers that decline.
         self.declining: list[PeerId] = []
+        #: The peers that find all rounds alike.
+        self.content: list[PeerId] = []
         #: Peers that nobody can dial.
         self.undialled: list[PeerId] = []
         super().__init__(fragments=FRAGMENTS, **options)
@@ -137,8 +139,9 @@ class Seals(DrivenEngine):
         sealed, state = self.own, self.engine.state
         told = [own if p in sealed else others for p in range(FRAGMENTS)]
         for peer in (PEER, THIRD):
+            finds = [others] * FRAGMENTS if peer in self.content else told
             self.beat(
-                peer, address=f"{peer.name}:1", latencies=told, declines=peer in self.declining
+                peer, address=f"{peer.name}:1", latencies=finds, declines=peer in self.declining
             )
         for peer in self.undialled:
             self.beat(peer, address="", latencies=told)
@@ -173,6 +176,17 @@ def test_a_learner_whose_rounds_take_as_long_as_others_seals() -> None:
         engine.now += LONG_S
     assert not engine.declines
     assert len(engine.own) == 2
+
+
+def test_the_word_of_half_of_the_others_is_not_enough() -> None:
+    """However long they say so."""
+    engine = Seals()
+    engine.content = [THIRD]
+    engine.look_weak(3 * LONG_S)
+    assert not engine.declines
+    engine.content = []
+    engine.look_weak()
+    assert engine.declines
 
 
 def test_rounds_that_take_long_for_a_while_make_nobody_decline() -> None:

@@ -346,6 +346,7 @@ def read_settings(
         grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
         adoption=_adoption(adoption),
         weighting=weighting,
+        weighs_work=weighting != "uniform" and merge in SHARED,
         timing=timing,
         limits=limits,
         failslow=failslow,

@@ -398,6 +398,13 @@ def kept(own: Vector, mean: Vector, gain: float) -> tuple[list[float], list[floa
     return rest, [d - r for d, r in zip(own, rest, strict=True)]
 
 
+def weight_due(own: int, brought: Sequence[int]) -> float:
+    """The weight of a learner's work in one round with all that others brought to the rounds that
+    it missed, and to the one after them, which has as much as they had on average."""
+    others = sum(brought) + Fraction(sum(brought), len(brought))
+    return float(own / (own + others))
+
+
 def greatest_factor(w: Sequence[float]) -> float:
     """1/√Σ wᵢ²."""
     return 1 / math.sqrt(math.fsum(weight * weight for weight in w))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mend_optim.engine.absence import PRESENT, missed
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.residual_share import Residual
 from mend_optim.engine.superseded import SupersededAccount
@@ -55,6 +56,8 @@ class Accounts:
         self.restored_from: Claim | None = None
         #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
         self.pending: Pending | None = None
+        #: The rounds that were missed since the last snapshot.
+        self.absence = PRESENT
         #: The residual of this learner's encodings in its weights, and the share it weighs by.
         self.residual = Residual()
 
@@ -67,6 +70,11 @@ class Accounts:
         # A difference of rounded sums must not be a rate of no steps, or a negative one.
         rate = max(0.0, totals.rate - settled.rate) if steps else 0.0
         return Totals(steps, totals.tokens - settled.tokens, rate)
+
+    @property
+    def offered_share(self) -> float:
+        """The share of its delta that the pending offer has."""
+        return self.pending.share if self.pending else 1.0
 
     @property
     def claim(self) -> Claim:
@@ -90,11 +98,13 @@ class Accounts:
             tokens=work.tokens,
             steps=work.step,
             rate=work.rate,
+            absence=self.absence,
             due=due,
             flush=flush,
             follows=self.lineage.last_merged(claim.author),
             again=self.residual.claim((work.tokens, work.step), flush),
         )
+        self.absence = PRESENT
         return self.pending
 
     def _next_number(self, claim: Claim) -> int:
@@ -144,6 +154,7 @@ class Accounts:
         # then does not need that name.
         if pending.claim.author != self.me and (pending.steps or self.inherited):
             self.inherited = pending.claim
+        self.absence += pending.absence
         self.residual.withdrawn(pending.flush)
 
     def renamed(self, me: PeerId, totals: Totals) -> None:
@@ -218,8 +229,16 @@ class Accounts:
             self.residual.missed_round(self.pending is not None)
         if self.source_moved_on(lineage):
             self.restored_from = None
+        self._note_absence(lineage, merged_own_offer, replaced)
         self.lineage = lineage
         return self._settle() if merged_own_offer else None
+
+    def _note_absence(self, lineage: Lineage, merged_own_offer: bool, replaced: bool) -> None:
+        if replaced:
+            self.absence = PRESENT
+            return
+        own = self.pending.tokens if self.pending and merged_own_offer else None
+        self.absence += missed(self.lineage, lineage, own)
 
     def _settle(self) -> Pending | None:
         """The pending offer is merged."""
@@ -269,6 +288,7 @@ class Accounts:
         self.settled = totals.copy()
         self.pending = None
         self.inherited = None
+        self.absence = PRESENT
         # Not of `last_merged`: no number follows that of a process that is forgotten.
         self.seq = max(self.seq, self.lineage.merged.get(self.me, 0))
         self.dropped_tokens += dropped.tokens
@@ -282,7 +302,10 @@ class Accounts:
         self.settled = Totals(
             totals.step - kept.step, totals.tokens - kept.tokens, totals.rate - kept.rate
         )
+        if pending:
+            pending.left_the_weights()
         self.inherited = None
+        self.absence = PRESENT
         self.residual.forget()
         dropped = Totals(unmerged.step - kept.step, unmerged.tokens - kept.tokens)
         self.dropped_tokens += dropped.tokens
@@ -330,4 +353,5 @@ class Accounts:
         self.pending = None
         self.inherited = None
         self.settled = at.copy()
+        self.absence = PRESENT
         self.residual.forget()

@@ -11,6 +11,7 @@ from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Agree, Found, Prepare, Snapshot
 from mend_optim.engine.ledger import whole_anchor_record
 from mend_optim.engine.mode import Change, Mode
+from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
@@ -132,11 +133,24 @@ class Boundaries:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.state.fragments[p].pending
         assert pending is not None
+        pending.offers(self._share(p, pending))
         self.state.work(
             Prepare(
-                fragment=p, seq=pending.seq, tensor=tensor, moments=moments, flush=pending.flush
+                fragment=p,
+                seq=pending.seq,
+                tensor=tensor,
+                moments=moments,
+                flush=pending.flush,
+                share=pending.share,
             )
         )
+
+    def _share(self, p: int, pending: Pending) -> float:
+        """The share of its delta that an offer has. Buffers are offered as they are."""
+        state = self.state
+        if state.is_buffers(p) or not state.policies.weighs_work:
+            return 1.0
+        return state.policies.adoption.share_of(pending.absence, pending.tokens)
 
     def reserve_all(self) -> None:
         """The training thread begins to copy all fragments, to found anchors."""

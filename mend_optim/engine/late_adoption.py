@@ -1,9 +1,11 @@
-"""How much of a correction a learner adopts that has trained on since its snapshot."""
+"""How much of a correction a learner adopts that has trained on since its snapshot, and how much of
+its work it offers if it has missed rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mend_optim.engine.absence import Absence
 from mend_optim.errors import is_number, require
 
 #: The gain of a correction that is at most so many inner steps late; beyond, `LATE_GAIN`.
@@ -28,11 +30,22 @@ class Adoption:
     With the gain 1, the whole correction was worse than training alone at τ near `sync_every`
     (docs/learning.md).
 
+    A learner that has missed rounds offers the share s of its delta, because its work was done
+    beside that of the others, and not after it. With the whole delta, learners that take turns or
+    come back after a while were worse than training alone (docs/learning.md):
+
+        s = (c + t) / (c + (n + 1) t)
+
+    n is the number of rounds missed, t the tokens that others brought to one of them, on average,
+    and c its own. All c tokens count as merged. The learner gives the rest up with the merge.
+
     Args:
         gain: α, in (0, 1]. None: 1 up to τ = 1, 0.5 up to τ = 3, 0.3 beyond.
+        share: s after any missed round, in (0, 1]. None: by the formula. With
+            `weighting="uniform"`, and in merges that ignore weights, s is 1.
 
     Raises:
-        UsageError: the gain is out of bounds.
+        UsageError: the gain or the share is out of bounds.
 
     Example:
         >>> [Adoption().gain_at(late) for late in (0, 1, 2, 3, 4, 100)]
@@ -40,14 +53,21 @@ class Adoption:
     """
 
     gain: float | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
-        gain = self.gain
-        known = gain is None or (is_number(gain) and 0 < gain <= 1)
-        require(known, "adoption.gain", gain, "None or a number in (0, 1]")
+        for name, value in (("gain", self.gain), ("share", self.share)):
+            known = value is None or (is_number(value) and 0 < value <= 1)
+            require(known, f"adoption.{name}", value, "None or a number in (0, 1]")
 
     def gain_at(self, late: int) -> float:
         """α for an anchor that is adopted `late` inner steps after its snapshot."""
         if self.gain is not None:
             return float(self.gain)
         return next((gain for most, gain in GAINS if late <= most), LATE_GAIN)
+
+    def share_of(self, absence: Absence, tokens: int) -> float:
+        """s of an offer with so many tokens whose learner missed these rounds."""
+        if self.share is not None and absence.rounds:
+            return float(self.share)
+        return absence.share(tokens)

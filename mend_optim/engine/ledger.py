@@ -59,6 +59,8 @@ class RoundRecord:
         superseded: names of learners whose merged work is not in the anchor, after a partition.
         superseded_tokens: this learner's own part of that; below 0 if the work came back.
         dropped_tokens: local progress that could not be kept.
+        share: of this learner's delta, how much its merged offer had. It is less than 1 after
+            missed rounds: see `Adoption`.
         offer_bytes: encoded size of this learner's offer, if it was merged.
         merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
         period: the run's `sync_every` from this round on; 0 if the round does not tell.
@@ -85,6 +87,7 @@ class RoundRecord:
     superseded: tuple[str, ...] = ()
     superseded_tokens: int = 0
     dropped_tokens: int = 0
+    share: float = 1.0
     offer_bytes: int = 0
     merged_bytes: int = 0
     period: int = 0
@@ -181,9 +184,11 @@ class Event:
     lifts: str = ""
 
 
-def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
+def sealed_record(
+    seal: Seal, mine: bool, offer: Offer | None = None, share: float = 1.0
+) -> RoundRecord:
     """The record of an anchor that a seal made of the one before. `offer` is this learner's own in
-    the seal; its packet was not sent back."""
+    the seal, with this share of its delta; its packet was not sent back."""
     own = offer.sections.get("delta") if offer else None
     back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
@@ -210,6 +215,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
         members=members,
         absent=seal.absent,
         mine=mine,
+        share=share,
         offer_bytes=nbytes(offer.sections) if offer else 0,
         merged_bytes=back,
         proofs=b64encode(proofs).decode(),

@@ -187,7 +187,7 @@ class Outcomes:
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()
             state.set_period(seal.period)
-            state.record(sealed_record(seal, job.merged_own_offer, offer))
+            state.record(sealed_record(seal, job.merged_own_offer, offer, job.share))
             state.adopted_since_rollback += 1
             self.sealer.advanced(now, seal)
             state.moved(p)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.residual_share import NO_SHARE, Share
 from mend_optim.protocol.lineage import Claim, PeerId
 from mend_optim.protocol.messages import Offer
@@ -29,6 +30,10 @@ class Pending:
     steps: int
     #: The sum of the inner learning rates of its steps: see `Totals`.
     rate: float = 0.0
+    #: The rounds that its learner missed while it did this work.
+    absence: Absence = PRESENT
+    #: The share of its delta that it offers: see `Absence`. Invariant: in (0, 1].
+    share: float = 1.0
     #: Whether it launches a round. Once it has missed a round, it waits to be called.
     due: bool
     #: Whether it was made at rest, and brings the residual of earlier encodings.
@@ -71,6 +76,15 @@ class Pending:
     def encoded(self, offer: Offer) -> None:
         """The worker has encoded Δ."""
         self.offer = offer
+
+    def offers(self, share: float) -> None:
+        """Only this share of its delta is offered."""
+        self.share = share
+
+    def left_the_weights(self) -> None:
+        """The weights are others now. Nothing is in them that its merge would have to take out, but
+        for what it offers."""
+        self.share = 1.0
 
     def sent(self, now: float, to: PeerId | None, *, delivered: bool) -> None:
         """The offer is on its way to `to`; nobody: it waits for a sealer."""

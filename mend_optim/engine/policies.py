@@ -29,6 +29,8 @@ class Policies:
     grace: Grace = Grace()
     adoption: Adoption = Adoption()
     weighting: str = "tokens"
+    #: Whether the merge weighs offers by the work that they bring.
+    weighs_work: bool = True
     timing: Timing = Timing()
     limits: Limits = Limits()
     failslow: FailSlow | None = FailSlow()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Motion, Progress
@@ -31,6 +32,7 @@ class Standing:
     last: Totals = field(default_factory=Totals)
     has_unsent_residual: bool = False
     disagrees: bool = False
+    absence: Absence = PRESENT
 
 
 def standing_of(progress: Progress) -> Standing:
@@ -38,9 +40,11 @@ def standing_of(progress: Progress) -> Standing:
     is still moving, count as not begun."""
     pending = progress.pending
     claim = progress.claim
+    absence = progress.absence
     has_unsent_residual = progress.residual.unsent
     if pending and pending.offer is None and progress.motion is Motion.SNAPSHOT:
         claim = pending.claim
+        absence += pending.absence
         has_unsent_residual = has_unsent_residual or pending.flush
         pending = None
     return Standing(
@@ -56,6 +60,7 @@ def standing_of(progress: Progress) -> Standing:
         last=Totals(progress.residual.share[1], progress.residual.share[0]),
         has_unsent_residual=has_unsent_residual,
         disagrees=progress.disagrees,
+        absence=absence,
     )
 
 
@@ -82,6 +87,7 @@ def resumed(me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Pr
     progress.adopt_at = standing.adopt_at
     progress.averaged = dict(standing.averaged)
     progress.disagrees = standing.disagrees
+    progress.absence = standing.absence
     progress.residual = Residual(
         share=(standing.last.tokens, standing.last.step), unsent=standing.has_unsent_residual
     )

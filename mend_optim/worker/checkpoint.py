@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
+from mend_optim.engine.absence import PRESENT
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
@@ -173,6 +174,7 @@ def anchored(kept: Kept) -> Kept:
         adopt_at=None,
         has_unsent_residual=False,
         disagrees=False,
+        absence=PRESENT,
     )
     names = ("anchor", VELOCITY, VELOCITY_RATE)
     tensors = {name: kept.tensors[name] for name in names if name in kept.tensors}
@@ -266,7 +268,7 @@ def is_expanded(tensor: Tensor) -> bool:
 
 
 def _to_fragment(kept: Kept) -> dict[str, Any]:
-    standing = kept.standing
+    standing, absent = kept.standing, kept.standing.absence
     pending = standing.pending
     return {
         "lineage": {
@@ -288,6 +290,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
         **_told(disagrees=standing.disagrees),
+        **({"absent": [absent.rounds, absent.tokens]} if absent.rounds else {}),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
@@ -316,4 +319,5 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
         "missed": pending.missed,
         "closing": pending.flush,
         "again": [*reversed(pending.again)],
+        **({"share": pending.share} if pending.share < 1 else {}),
     }

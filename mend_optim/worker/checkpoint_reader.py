@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.moment_schedule import ORDERS
 from mend_optim.engine.pending import Pending
@@ -329,6 +330,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         last=last,
         has_unsent_residual=read.flag("owes"),
         disagrees=disagrees,
+        absence=_absence(read),
     )
     return Kept(standing, tensors, read.take("replace", bool))
 
@@ -396,6 +398,25 @@ def _averaged(read: _Reader) -> dict[str, int]:
     return {order: read.count(order) for order in ORDERS if order in read}
 
 
+def _absence(read: _Reader) -> Absence:
+    """The rounds that were missed, of which the first checkpoints of this format don't tell."""
+    if "absent" not in read:
+        return PRESENT
+    told = read.take("absent", list)
+    known = [type(count) for count in told] == [int, int]
+    if not known or not all(0 <= count <= COUNTER_LIMIT for count in told):
+        raise read.fault("absent", told, "[rounds, tokens], each an int from 0 to 2**62")
+    return Absence(*told)
+
+
+def _share(read: _Reader) -> float:
+    """The share of its delta that an offer has. An offer that has all of it doesn't say so."""
+    share = read.take("share", float) if "share" in read else 1.0
+    if not 0 < share <= 1:
+        raise read.fault("share", share, "a float in (0, 1]")
+    return share
+
+
 def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
     counts = ("seq", "step", "tokens", "steps", "follows")
     seq, step, tokens, steps, follows = (read.count(name) for name in counts)
@@ -414,6 +435,7 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
         flush=read.flag("closing"),
         follows=follows,
         again=(tokens_again, step_again),
+        share=_share(read),
     )
 
 

@@ -34,7 +34,14 @@ from mend_optim.worker.offer_sizes import (
     sizes_of,
     sizes_packet,
 )
-from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
+from mend_optim.worker.outer import (
+    Outer,
+    correction_between,
+    delta,
+    disagreement,
+    offered,
+    with_rest,
+)
 from mend_optim.worker.scale import Scaled, bound, read_scale, scale_packet, unscaled
 from mend_optim.worker.seal_payload import SealPayload
 from mend_optim.worker.velocity import Velocity
@@ -96,9 +103,7 @@ class FragmentAnchor:
     # ── offers and seals ──────────────────────────────────────────────────────────────────────────
 
     def prepare(self, job: Prepare) -> Done:
-        progress = delta(self.theta, job.tensor)
-        if self.disagreement is not None:
-            progress.sub_(self.disagreement)
+        progress = offered(delta(self.theta, job.tensor), self.disagreement, job.share)
         packet = self.feedback.encode(progress, job.flush)
         self.progress = progress
         moments, wrong = self.means.offer(job.moments)
@@ -175,7 +180,7 @@ class FragmentAnchor:
             self.payload.drop()
         self.scale = factors
         step = Scaled(merged, factors, self.fragment.offsets) if factors else merged
-        leaving = self._leaving(job.forget, job.merged_own_offer)
+        leaving = self._leaving(job.forget, job.merged_own_offer, job.share)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
         late = job.merged_own_offer and self._is_late(job.gain) and not job.replace
@@ -217,7 +222,7 @@ class FragmentAnchor:
             self.drop()
             values.copy_(anchor)
         else:
-            leaving = self._leaving(job.forget, job.merged_own_offer)
+            leaving = self._leaving(job.forget, job.merged_own_offer, job.share)
             late = job.merged_own_offer and self._is_late(job.gain)
             correction_between(self.theta, anchor, None if late else leaving, values)
             if late and leaving is not None:
@@ -249,7 +254,7 @@ class FragmentAnchor:
         if not finite(weights):
             raise PeerError("its parameters are not finite")
 
-    def _leaving(self, forget: bool, merged_own_offer: bool) -> Tensor | None:
+    def _leaving(self, forget: bool, merged_own_offer: bool, share: float) -> Tensor | None:
         """The values that have to leave the weights beside the step of the anchor, because the new
         anchor has them: the merged part of Δ, or a residual that is forgotten.
 
@@ -258,6 +263,7 @@ class FragmentAnchor:
                 on, so it is merged by now, or dropped.
             merged_own_offer: whether the anchor has merged the pending offer. Then its loss is
                 committed, and Δ is not pending any more.
+            share: the share of Δ that it has. The rest is a disagreement from now on.
         """
         forgotten = None
         if forget:
@@ -267,6 +273,8 @@ class FragmentAnchor:
             self.feedback.commit()
             progress = self.progress
             self.progress = None
+            if progress is not None and share < 1:
+                self.disagreement = with_rest(self.disagreement, progress, share)
             return forgotten if progress is None else self.feedback.merged_part(progress)
         # A pending Δ has the forgotten residual in it, and will take it out of the weights itself.
         return forgotten if self.progress is None else None

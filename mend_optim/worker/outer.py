@@ -180,6 +180,20 @@ def largest(values: Tensor) -> float:
     return max(abs(float(least)), abs(float(greatest)))
 
 
+def offered(progress: Tensor, held: Tensor | None, share: float) -> Tensor:
+    """This share of the progress without the disagreement `held`, in place."""
+    if held is not None:
+        progress.sub_(held)
+    return progress.mul_(share) if share < 1 else progress
+
+
+def with_rest(held: Tensor | None, part: Tensor, share: float) -> Tensor:
+    """The disagreement `held`, in place, with the rest of a delta of which this part, a share of
+    it, was offered."""
+    times = 1 / share - 1
+    return part * times if held is None else held.add_(part, alpha=times)
+
+
 def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:
     """R = (1 − α) (D + M), over `mean_step`: what a learner keeps of its disagreement with its
     round.

@@ -66,6 +66,7 @@ MAY_IMPORT = {
         "model.copies",
         "engine.effects",
         "engine.moment_schedule",
+        "engine.absence",
         "engine.accounts",
         "engine.pending",
         "engine.standing",

@@ -906,13 +906,13 @@ MUTANTS = (
     Mutant("what-is-encoded-need-not-be-finite", 8, "worker/feedback",
            "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
     Mutant("heir-keeps-what-was-offered-since", 9, "worker/fragment_anchor",
-           (("        leaving = self._leaving(job.forget, job.merged_own_offer)\n"
-"        moments = self.means")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
+           (("        leaving = self._leaving(job.forget, job.merged_own_offer, job.share)\n"
+"        moments = self.means")), (("        leaving = self._leaving(False, job.merged_own_offer, job.share)\n"
 "        moments = self.means")),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("heir-keeps-what-an-anchor-has", 9, "worker/fragment_anchor",
-           ("            leaving = self._leaving(job.forget, job.merged_own_offer)\n"
-"            late ="), ("            leaving = self._leaving(False, job.merged_own_offer)\n"
+           ("            leaving = self._leaving(job.forget, job.merged_own_offer, job.share)\n"
+"            late ="), ("            leaving = self._leaving(False, job.merged_own_offer, job.share)\n"
 "            late ="),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/fragment_anchor",
@@ -1276,8 +1276,8 @@ MUTANTS = (
            "gain=None,\n            )\n            if job.forget or (job", ADOPTING),
     Mutant("whole-anchor-forgets-the-disagreement", 10, "engine/progress",
            "elif gain is not None:", "else:\n            gain = 1.0 if gain is None else gain", PROGRESS),
-    Mutant("disagreement-is-in-the-next-offer", 5, "worker/fragment_anchor",
-           "progress.sub_(self.disagreement)", "pass", DISAGREEMENT),
+    Mutant("disagreement-is-in-the-next-offer", 5, "worker/outer",
+           "progress.sub_(held)", "pass", DISAGREEMENT),
     Mutant("disagreement-is-kept-twice", 10, "worker/fragment_anchor",
            "total = self._copy(own) if held is None else held.add_(own)", "total = self._copy(own)", DISAGREEMENT),
     Mutant("gain-overwrites-the-offer", 10, "worker/fragment_anchor",

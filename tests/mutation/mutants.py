@@ -28,6 +28,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 from tests.mutation import (
+    absence_mutants,
     attestation_mutants,
     bounds_mutants,
     cli_mutants,
@@ -65,6 +66,7 @@ MUTANTS = (
     *mutant_list.MUTANTS,
     *bounds_mutants.BOUNDS_MUTANTS,
     *cli_mutants.CLI_MUTANTS,
+    *absence_mutants.ABSENCE_MUTANTS,
     *declining_mutants.DECLINING_MUTANTS,
     *departure_mutants.DEPARTURE_MUTANTS,
     *field_mutants.FIELD_MUTANTS,

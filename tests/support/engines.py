@@ -10,6 +10,7 @@ import torch
 
 from mend_optim.engine.effects import Done, Job, Merge, Prepare, Send, Work
 from mend_optim.engine.engine import Engine
+from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies, weights
@@ -103,6 +104,8 @@ class DrivenEngine:
         joins: bool = False,
         clips: bool = False,
         weighting: str = "tokens",
+        weighs_work: bool = True,
+        adoption: Adoption = Adoption(),
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -115,6 +118,8 @@ class DrivenEngine:
             failslow=failslow,
             residual_in_weights=residual_in_weights,
             weighting=weighting,
+            weighs_work=weighs_work,
+            adoption=adoption,
             auto=auto,
             zone=zone,
             joins=joins,
@@ -203,10 +208,11 @@ class DrivenEngine:
         for p in self.engine.boundaries.fragments_to_copy():
             self.engine.boundaries.reserve(p)
 
-    def copied(self) -> None:
-        self.engine.boundaries.snapshot(0, torch.zeros(0))
+    def copied(self, p: int = 0) -> Prepare:
+        self.engine.boundaries.snapshot(p, torch.zeros(0))
         (prepare,) = self.jobs(Prepare)
         self.done(prepare)
+        return prepare
 
     def offer(self, steps: int = 4) -> Offer:
         """Train up to the boundary and offer; returns the offer, whichever peer it goes to."""
@@ -267,7 +273,7 @@ class DrivenEngine:
         return job
 
 
-def among_peers(**schedule: int | None) -> DrivenEngine:
+def among_peers(**schedule: Any) -> DrivenEngine:
     """A learner whose peer runs the rounds."""
     engine = DrivenEngine(seals=False, **schedule)
     engine.beat()

@@ -4,9 +4,10 @@ dropped and counted as dropped."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import Mock
 
@@ -58,10 +59,25 @@ def merged(rounds: Iterable[RoundRecord]) -> Counter[PeerId]:
     return +counts
 
 
-def assert_sum(optimizer: MendOptimizer, first: float, rounds: Iterable[RoundRecord]) -> None:
-    """The anchor is the first weights plus all merged work, by the recorded weights, and nothing
-    else."""
-    moved = sum(m.weight * m.steps * PULL[m.name] for record in rounds for m in record.members)
+def shares(*optimizers: MendOptimizer) -> dict[tuple[str, str], float]:
+    """By round and member, the share of its work that was offered after missed rounds."""
+    records = ((o.name, record) for o in optimizers for record in o.status().rounds)
+    return {(record.digest, name): record.share for name, record in records if record.mine}
+
+
+def assert_sum(
+    optimizer: MendOptimizer,
+    first: float,
+    rounds: Iterable[RoundRecord],
+    offered: Mapping[tuple[str, str], float] = MappingProxyType({}),
+) -> None:
+    """The anchor is the first weights plus all merged work, by the recorded weights and shares, and
+    nothing else."""
+    moved = sum(
+        m.weight * m.steps * PULL[m.name] * offered.get((record.digest, m.name), 1.0)
+        for record in rounds
+        for m in record.members
+    )
     assert anchors(optimizer)[0][0].item() == pytest.approx(first - moved, rel=1e-5)
 
 
@@ -165,7 +181,9 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
             assert new.status().dropped_tokens == 0
             rounds = seals(old, *others, new)
             assert merged(rounds) == {me(old): 5, me(new): 2, **{me(o): 10 for o in others}}
-            assert_sum(new, 500.0, rounds)
+            offered = shares(old, *others, new)
+            assert min(offered.values()) < 1
+            assert_sum(new, 500.0, rounds, offered)
 
 
 @pytest.mark.parametrize("alone", [3, 5])

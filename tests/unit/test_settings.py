@@ -236,6 +236,23 @@ def test_what_stays_in_the_weights_can_be_flushed_by_a_merge_of_shares(
     assert (policies.residual_in_weights, policies.unflushed_merge) == (stays, unflushed)
 
 
+@pytest.mark.parametrize(
+    ("weighting", "merge", "weighs"),
+    [
+        ("tokens", "norm_preserving", True),
+        ("throughput", "rda", True),
+        ("uniform", "mean", False),
+        ("tokens", "median", False),
+        ("tokens", "trimmed_mean", False),
+        ("tokens", "centered_clip", False),
+    ],
+)
+def test_a_merge_weighs_work_unless_all_members_weigh_the_same(
+    weighting: str, merge: str, weighs: bool
+) -> None:
+    assert read(weighting=weighting, merge=merge).policies.weighs_work is weighs
+
+
 # The environment fills in what was not told.
 
 

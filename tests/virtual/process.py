@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mend_optim.engine.absence import PRESENT
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import EXCHANGE, Attest, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
@@ -55,6 +56,7 @@ class Saved:
             "adopt_at": None,
             "has_unsent_residual": False,
             "disagrees": False,
+            "absence": PRESENT,
         }
         standings = [replace(s, **gone) for s in self.resumed.standings]
         mailbox = {p: Correction(p, dict(theta), True, {}) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]

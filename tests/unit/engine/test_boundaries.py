@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from mend_optim import Adoption
+from mend_optim.engine.absence import Absence
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.boundaries import Boundaries
-from mend_optim.engine.effects import Advance, Agree
+from mend_optim.engine.effects import Advance, Agree, Install
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
@@ -13,7 +17,15 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Goodbye
-from tests.support.engines import BASE, PEER, DrivenEngine, among_peers, seal_of
+from tests.support.engines import (
+    BASE,
+    PEER,
+    DrivenEngine,
+    among_peers,
+    grown,
+    seal_of,
+    state_of,
+)
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
@@ -119,6 +131,86 @@ def test_under_a_fixed_overlap_an_anchor_that_comes_early_is_held_back() -> None
         assert engine.engine.boundaries.holds_back(0)
         engine.step()
     assert not engine.engine.boundaries.holds_back(0)
+
+
+def missed(engine: DrivenEngine, rounds: int = 3) -> DrivenEngine:
+    """The learner has trained, its peer has sealed so many rounds without it, and it is called."""
+    engine.step()
+    for _ in range(rounds):
+        engine.receive(seal_of(engine.lineage))
+        (advance,) = engine.jobs(Advance)
+        assert advance.share == 1
+        engine.done(advance)
+        engine.apply()
+    engine.fragment.request_offer()
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({}, 20 / 50),
+        ({"weighs_work": False}, 1),
+        ({"adoption": Adoption(share=0.75)}, 0.75),
+    ],
+)
+def test_who_has_missed_rounds_offers_a_share_and_its_merge_knows_it(
+    options: dict[str, Any], share: float
+) -> None:
+    """10 tokens of its own, and 10 of its peer in each of three rounds."""
+    engine = missed(among_peers(**options))
+    engine.reserve()
+    prepare = engine.copied()
+    assert prepare.share == pytest.approx(share)
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    assert pending.offer.tokens == 10
+    engine.receive(seal_of(engine.lineage, pending.offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert advance.share == prepare.share
+    engine.events("round")
+    engine.done(advance)
+    assert [e.facts["round"].share for e in engine.events("round")] == [prepare.share]
+
+
+def test_a_seal_without_our_offer_leaves_its_share_alone() -> None:
+    engine = missed(among_peers())
+    engine.reserve()
+    engine.copied()
+    engine.receive(seal_of(engine.lineage))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.share, engine.fragment.offered_share < 1) == (1, True)
+
+
+def test_a_whole_anchor_with_an_offer_knows_its_share() -> None:
+    engine = missed(among_peers())
+    engine.reserve()
+    share = engine.copied().share
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    engine.receive(state_of(grown(engine.lineage, pending.offer.entry)))
+    (install,) = engine.jobs(Install)
+    assert (install.share, install.merged_own_offer) == (share, True)
+
+
+def test_a_whole_anchor_without_our_offer_leaves_its_share_alone() -> None:
+    engine = missed(among_peers())
+    engine.reserve()
+    engine.copied()
+    engine.receive(state_of(grown(engine.lineage)))
+    (install,) = engine.jobs(Install)
+    assert (install.share, install.merged_own_offer) == (1, False)
+
+
+def test_buffers_are_offered_as_they_are() -> None:
+    engine = among_peers(buffers=True)
+    for fragment in engine.engine.state.fragments:
+        fragment.absence = Absence(3, 30)
+    engine.step(4)
+    engine.reserve()
+    assert [engine.copied(p).share < 1 for p in (0, 1)] == [True, False]
 
 
 def test_otherwise_an_anchor_is_taken_when_it_is_there() -> None:

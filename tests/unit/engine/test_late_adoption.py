@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim import Adoption, UsageError
+from mend_optim.engine.absence import PRESENT, Absence
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,24 @@ def test_the_gain_of_an_int_is_a_float() -> None:
     assert (found, type(found)) == (1.0, float)
 
 
+@pytest.mark.parametrize("name", ["gain", "share"])
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.01, float("nan"), float("inf"), "0.5", True, [0.5]])
-def test_a_wrong_gain_is_named_with_its_bound(wrong: Any) -> None:
+def test_a_wrong_gain_or_share_is_named_with_its_bound(name: str, wrong: Any) -> None:
     with pytest.raises(UsageError) as caught:
-        Adoption(gain=wrong)
-    expected = f"adoption.gain must be None or a number in (0, 1], got {wrong!r}"
+        Adoption(**{name: wrong})
+    expected = f"adoption.{name} must be None or a number in (0, 1], got {wrong!r}"
     assert str(caught.value).startswith(expected)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_share_is_that_of_the_rounds_missed(rounds: int, others: int, own: int) -> None:
+    absence = Absence(rounds, others)
+    assert Adoption().share_of(absence, own) == absence.share(own)
+
+
+def test_a_share_that_you_choose_holds_after_any_missed_round_and_for_no_other_offer() -> None:
+    chosen = Adoption(share=1)
+    found = chosen.share_of(Absence(9, 18), 12)
+    assert (found, type(found)) == (1.0, float)
+    assert Adoption(share=0.5).share_of(Absence(1, 0), 1) == 0.5
+    assert Adoption(share=0.5).share_of(PRESENT, 1) == 1.0

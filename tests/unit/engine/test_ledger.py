@@ -60,6 +60,12 @@ def test_what_came_back_of_a_round_is_all_but_ones_own() -> None:
     assert sealed_record(seal, False).merged_bytes == 123  # it came whole
 
 
+def test_a_record_tells_the_share_of_the_own_delta_and_its_json_too() -> None:
+    record = sealed_record(SEAL, True, None, 0.25)
+    assert (record.share, sealed_record(SEAL, True).share) == (0.25, 1.0)
+    assert json.loads(record.json(B, 0.0))["share"] == 0.25
+
+
 def test_a_record_is_one_line_of_json() -> None:
     line = sealed_record(SEAL, mine=False).json(B, 1795271336.12345)
     assert "\n" not in line

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import MISSES, Motion, Progress
@@ -271,6 +272,77 @@ def test_once_it_is_merged_the_learner_is_called_for_what_came_meanwhile() -> No
     fragment.correction_applied()
     assert (fragment.progress.offer_requested, fragment.progress.cycle_start) == (True, 6)
     assert fragment.offer().tokens == 20
+
+
+def test_rounds_that_are_missed_count_for_the_next_offer() -> None:
+    """Also those that the offer before it missed on its way: the work was done meanwhile."""
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.sealed(mine=False)
+    fragment.correction_applied()
+    assert fragment.offer().absence == Absence(1, 7)
+    fragment.step(2)
+    fragment.sealed(mine=False)
+    fragment.sealed(mine=False)
+    fragment.sealed(mine=True)
+    fragment.correction_applied()
+    assert fragment.offer().absence == Absence(2, 14)
+    fragment.step()
+    fragment.sealed(mine=True)
+    assert fragment.offer().absence == PRESENT
+
+
+def test_rounds_on_the_way_to_a_whole_anchor_are_missed_but_for_the_one_that_merged_the_offer() -> (
+    None
+):
+    fragment = Fragment()
+    fragment.step(4)
+    pending = fragment.offer()
+    own = Entry(ME, pending.seq, pending.tokens, pending.steps)
+    lineage = BASE.seal([Entry(OTHER, 1, 6, 1)], b"payload")
+    lineage = lineage.seal([own, Entry(OTHER, 2, 4, 1)], b"payload")
+    moved(fragment.progress, lineage, True, fragment.totals, fragment.schedule)
+    assert fragment.progress.absence == Absence(1, 5)
+
+
+def test_a_copy_that_did_not_come_about_leaves_the_missed_rounds_to_the_next() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.sealed(mine=False)
+    fragment.correction_applied()
+    fragment.progress.snapshot(fragment.totals, due=True)
+    assert fragment.progress.absence == PRESENT
+    fragment.progress.released()
+    assert fragment.progress.absence == Absence(1, 7)
+
+
+def test_who_has_dropped_its_work_has_missed_nothing() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.sealed(mine=False)
+    fragment.correction_applied()
+    fragment.sealed(mine=False, replaced=True)
+    assert fragment.progress.absence == PRESENT
+    fragment.sealed(mine=False)
+    fragment.correction_applied(replace=True)
+    assert fragment.progress.absence == PRESENT
+    fragment.sealed(mine=False)
+    fragment.progress.begin_anew(fragment.totals)
+    assert fragment.progress.absence == PRESENT
+    fragment.sealed(mine=False)
+    fragment.progress.became_anchor(BASE, fragment.totals)
+    assert fragment.progress.absence == PRESENT
+
+
+def test_other_weights_hold_nothing_of_an_offer_but_what_it_offers() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer().offers(0.25)
+    assert fragment.progress.offered_share == 0.25
+    fragment.progress.begin_anew(fragment.totals)
+    assert fragment.progress.offered_share == 1
+    fragment.sealed(mine=True)
+    assert (fragment.progress.pending, fragment.progress.offered_share) == (None, 1)
 
 
 def test_a_call_that_came_while_the_offer_travelled_is_not_forgotten() -> None:

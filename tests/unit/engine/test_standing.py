@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.engine.absence import Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
@@ -54,6 +55,7 @@ standings = st.builds(
     last=totals,
     has_unsent_residual=st.booleans(),
     disagrees=st.booleans(),
+    absence=st.builds(Absence, st.integers(0, 50), st.integers(0, 10**6)),
 )
 
 
@@ -91,10 +93,13 @@ def trained(steps: int = 4) -> tuple[Progress, Totals]:
 
 
 def test_a_copy_that_is_not_encoded_yet_counts_as_not_begun() -> None:
+    """The rounds that its work missed count for the next one."""
     progress, totals = trained()
+    progress.absence = Absence(1, 7)
     progress.snapshot(totals, due=True)
     standing = standing_of(progress)
     assert (standing.pending, standing.claim) == (None, Claim(OLD, 0))
+    assert standing.absence == Absence(1, 7)
     after = resumed(ME, 0, standing, totals)
     assert after.unmerged(totals) == totals
     assert after.claim == Claim(OLD, 0)

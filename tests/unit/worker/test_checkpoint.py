@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
@@ -93,7 +94,7 @@ def test_a_correction_is_kept_as_a_copy_and_comes_back(becomes: bool) -> None:
 
 
 def test_other_weights_become_the_anchor_and_progress_is_dropped() -> None:
-    found = anchored(Kept(STANDING, tensors()))
+    found = anchored(Kept(replace(STANDING, absence=Absence(2, 30)), tensors()))
     assert found.replace
     assert set(found.tensors) == {"anchor", "velocity", "correction"}
     assert torch.equal(found.tensors["correction"], found.tensors["anchor"])
@@ -104,6 +105,7 @@ def test_other_weights_become_the_anchor_and_progress_is_dropped() -> None:
         adopt_at=None,
         has_unsent_residual=False,
         disagrees=False,
+        absence=PRESENT,
     )
 
 
@@ -193,6 +195,20 @@ def test_a_checkpoint_without_a_disagreement_says_nothing_of_it() -> None:
     kept = Kept(replace(STANDING, disagrees=False), tensors())
     (fragment,) = to_state(Checkpoint(step=4, tokens=9, fragments=(kept,)), LAYOUT)["fragments"]
     assert "disagrees" not in fragment
+
+
+def test_missed_rounds_and_shares_are_kept_where_there_are_any() -> None:
+    """Else a checkpoint is the same to the bit as one of a version that has none."""
+    pending = replace(PENDING, share=0.25)
+    missed = replace(STANDING, absence=Absence(2, 30), pending=pending)
+    entries = [
+        to_state(Checkpoint(step=4, tokens=9, fragments=(Kept(standing, tensors()),)), LAYOUT)
+        for standing in (missed, STANDING)
+    ]
+    (told,), (untold,) = (entry["fragments"] for entry in entries)
+    assert (told["absent"], told["pending"]["share"]) == ([2, 30], 0.25)
+    assert "absent" not in untold
+    assert "share" not in untold["pending"]
 
 
 def test_what_is_no_plain_data_has_no_digest() -> None:

@@ -4,6 +4,7 @@ changes."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
@@ -64,6 +66,7 @@ pendings = st.builds(
     missed=st.booleans(),
     flush=st.booleans(),
     again=st.tuples(counts, counts),
+    share=st.sampled_from([0.25, 1.0]),
 )
 standings = st.builds(
     Standing,
@@ -78,6 +81,7 @@ standings = st.builds(
     last=st.builds(Totals, counts, counts),
     has_unsent_residual=st.booleans(),
     disagrees=st.booleans(),
+    absence=st.just(PRESENT) | st.builds(Absence, st.integers(1, 10**12), counts),
 )
 
 
@@ -614,6 +618,38 @@ def test_a_checkpoint_of_a_former_version_holds_no_disagreement() -> None:
     assert [kept.standing.disagrees for kept in state.fragments] == [False, False]
 
 
+@given(checkpoints)
+def test_what_was_saved_before_there_were_shares_has_missed_no_round(
+    checkpoint: Checkpoint,
+) -> None:
+    checkpoint = ordered(checkpoint)
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "absent", "share")
+    for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
+        pending = kept.standing.pending and replace(kept.standing.pending, share=1.0)
+        assert back.standing == replace(kept.standing, pending=pending, absence=PRESENT)
+
+
+@pytest.mark.parametrize(
+    "absent", [[1], [1, 2, 3], [1, -2], [-1, 2], [1.0, 2], [1, 2**62 + 1], [True, 2], None, "1 2"]
+)
+def test_rounds_that_nobody_can_have_missed_are_refused(absent: Any) -> None:
+    state = disagreeing()
+    state["fragments"][1]["absent"] = absent
+    with pytest.raises(UsageError, match="absent"):
+        from_state(state, LAYOUT)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, math.nan, math.inf, 1, None, "1"])
+def test_a_share_of_an_offer_is_more_than_nothing_and_no_more_than_all(share: Any) -> None:
+    me = Claim(PeerId("a", 1), 0)
+    pending = Pending(claim=me, seq=1, step=4, tokens=10, steps=1, due=True, share=0.5)
+    kept = disagreeing(pending=pending)
+    assert [k.standing.pending for k in from_state(kept, LAYOUT).fragments] == [pending] * 2
+    kept["fragments"][1]["pending"]["share"] = share
+    with pytest.raises(UsageError, match="share"):
+        from_state(kept, LAYOUT)
+
+
 def test_a_checkpoint_that_lacks_the_disagreement_it_tells_of_is_refused() -> None:
     state = disagreeing()
     assert [k.standing.disagrees for k in from_state(state, LAYOUT).fragments] == [True, True]
@@ -622,20 +658,21 @@ def test_a_checkpoint_that_lacks_the_disagreement_it_tells_of_is_refused() -> No
         from_state({**state, "content": state_digest(state)}, LAYOUT)
 
 
-def disagreeing() -> dict[str, Any]:
-    """The state of a learner with a disagreement in both fragments."""
+def disagreeing(pending: Pending | None = None) -> dict[str, Any]:
+    """The state of a learner with a disagreement in both fragments, and perhaps an offer."""
     standing = Standing(
         lineage=Lineage.fresh(b"g" * 16),
         claim=Claim(PeerId("a", 1), 0),
         cycle_start=0,
         settled=Totals(),
         dropped_tokens=0,
-        pending=None,
+        pending=pending,
         correction_pending=False,
         adopt_at=None,
         disagrees=True,
     )
-    tensors = [{"anchor": torch.zeros(n), "disagreement": torch.ones(n)} for n in NUMELS]
+    names = ("anchor", "disagreement", *(["delta"] if pending else []))
+    tensors = [{name: torch.ones(n) for name in names} for n in NUMELS]
     fragments = tuple(Kept(standing, held) for held in tensors)
     return to_state(ordered(Checkpoint(step=9, tokens=90, fragments=fragments)), LAYOUT)
 

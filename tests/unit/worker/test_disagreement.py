@@ -1,5 +1,5 @@
-"""Late adoption with a gain: a learner's weights are its anchor, less its disagreement and its own
-work, whatever happens; and nobody else sees anything of a disagreement."""
+"""Late adoption with a gain, and offers of a share: a learner's weights are its anchor, less its
+disagreement and its own work, whatever happens; and nobody else sees anything of a disagreement."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class Learner(LoneFragment):
         self.weights = start.flatten()
         self.offered, self.later = torch.zeros(NUMEL), torch.zeros(NUMEL)
         self.pending: Offer | None = None
+        self.share = 1.0
 
     @property
     def fragment(self) -> FragmentAnchor:
@@ -78,10 +79,11 @@ class Learner(LoneFragment):
         self.weights = self.weights - change
         self.later = self.later + change
 
-    def offer(self, flush: bool = False) -> Offer:
-        """The pending offer, or a new one of all work."""
+    def offer(self, flush: bool = False, share: float = 1.0) -> Offer:
+        """The pending offer, or a new one of this share of all work."""
         if self.pending is None:
-            job = Prepare(fragment=0, seq=1, tensor=self.weights.clone(), flush=flush)
+            copy, self.share = self.weights.clone(), share
+            job = Prepare(fragment=0, seq=1, tensor=copy, flush=flush, share=share)
             self.pending = self.offer_from(job)
             self.offered, self.later = self.later, torch.zeros(NUMEL)
         return self.pending
@@ -91,6 +93,8 @@ class Learner(LoneFragment):
         self.weights = self.weights + change
         self.fragment.begin_anew(self.weights.clone(), keeps_offer=self.pending is not None)
         self.later = torch.zeros(NUMEL)
+        # The rest of what was offered is in the weights no more.
+        self.offered, self.share = self.share * self.offered, 1.0
 
     def take(self, job: Job) -> None:
         done = perform(self.anchors, job)
@@ -103,13 +107,21 @@ class Learner(LoneFragment):
         self.pending, self.offered = None, torch.zeros(NUMEL)
 
     def adopt(self, seal: Seal, *, merged: bool, gain: float = 1.0) -> None:
-        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain))
+        share = self.share if merged else 1.0
+        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain, share=share))
         if merged:
             self.merged()
 
     def pull(self, source: Learner, *, merged: bool, gain: float = 1.0) -> None:
-        states = (source.export(),)
-        self.take(Install(states=states, merged_own_offer=merged, replace=False, gain=gain))
+        self.take(
+            Install(
+                states=(source.export(),),
+                merged_own_offer=merged,
+                replace=False,
+                gain=gain,
+                share=self.share if merged else 1.0,
+            )
+        )
         if merged:
             self.merged()
 
@@ -128,6 +140,8 @@ class Turn(NamedTuple):
     gain: float
     #: Whether a learner that is not a member takes the whole anchor.
     pulls: bool
+    #: The share of a new offer.
+    share: float = 1.0
 
 
 turns = st.builds(
@@ -135,6 +149,7 @@ turns = st.builds(
     part=st.sampled_from([*MEMBERS, "missed", "idle"]),
     gain=st.sampled_from([1.0, 0.5, 0.25]),
     pulls=st.booleans(),
+    share=st.sampled_from([1.0, 0.5, 0.25]),
 )
 # The first learner always is a member that takes the seal.
 firsts = turns.map(lambda turn: turn._replace(part="seal"))
@@ -159,7 +174,7 @@ class Play:
     def round(self, turns: tuple[Turn, ...]) -> None:
         self.work()
         pairs = list(zip(self.learners, turns, strict=True))
-        offers = [learner.offer() for learner, turn in pairs if turn.part != "idle"]
+        offers = [learner.offer(share=turn.share) for learner, turn in pairs if turn.part != "idle"]
         copies = [bytes(offer.sections["delta"].data) for offer in offers]
         members = tuple(learner.offer() for learner, turn in pairs if turn.part in MEMBERS)
         seal = seal_of(self.learners[0], members)
@@ -307,6 +322,40 @@ def test_with_outer_momentum_a_late_member_stays_behind_the_step_of_the_anchor()
     assert a.fragment.theta.unique().item() == -0.5 * (4 + 0.5 * 4)
     assert a.weights.unique().item() == -2 + (-3 + 2) - 0.75 * (2 - 3)
     a.check()
+
+
+def test_the_rest_of_a_share_is_in_no_offer_and_is_given_up_with_the_merge() -> None:
+    a, b = (Learner(name, CODECS["none"]) for name in "ab")
+    a.train(vector(8.0))
+    b.train(vector(2.0))
+    seal = seal_of(b, (a.offer(share=0.25), b.offer()))
+    a.train(vector(1.0))
+    a.adopt(seal, merged=True)
+    assert a.fragment.theta.unique().item() == -(0.25 * 8 + 2) / 2
+    assert a.fragment.disagreement is None
+    assert a.weights.unique().item() == -2 - 1
+
+
+def test_of_the_rest_of_a_share_a_late_member_gives_up_its_gain() -> None:
+    """D is the whole delta of 8: R = (1 − α) (8 − 2)."""
+    a, b = (Learner(name, CODECS["none"]) for name in "ab")
+    a.train(vector(8.0))
+    b.train(vector(2.0))
+    a.adopt(seal_of(b, (a.offer(share=0.25), b.offer())), merged=True, gain=0.5)
+    rest, _ = reference.kept([8.0], [2.0], 0.5)
+    assert a.disagreement.unique().tolist() == rest == [3.0]
+    a.check()
+
+
+def test_an_offer_of_a_share_that_is_not_merged_takes_nothing_from_the_next_one() -> None:
+    """Only a merge gives the rest up."""
+    a, b = (Learner(name, CODECS["none"]) for name in "ab")
+    a.train(vector(8.0))
+    assert a.offer(share=0.25).sections["delta"].data
+    a.pending, a.later, a.offered = None, a.offered, vector(0.0)
+    b.train(vector(2.0))
+    a.adopt(seal_of(b, (b.offer(), a.offer())), merged=True)
+    assert a.fragment.theta.unique().item() == -(8 + 2) / 2
 
 
 @pytest.mark.parametrize("relayed", [False, True])

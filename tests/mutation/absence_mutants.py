@@ -1,0 +1,246 @@
+"""Mutants of the share that a learner offers after missed rounds, and of what becomes of the
+rest."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+LAW = 10
+ROOM = "engine/absence"
+TESTS = of("unit/engine/test_absence")
+PROGRESS = of("unit/engine/test_progress", "missed or dropped or other_weights")
+BOUNDARIES = of("unit/engine/test_boundaries", "share or as_they_are")
+STANDING = of("unit/engine/test_standing")
+WORKER = of("unit/worker/test_disagreement")
+CHECKPOINT = of("unit/worker/test_checkpoint", "missed or progress_is_dropped")
+READER = of("unit/worker/test_checkpoint_reader", "share or missed or back")
+ADOPTION = of("unit/engine/test_late_adoption")
+
+
+def mutant(
+    name: str, old: str, new: str, room: str = ROOM, tests: tuple[str, ...] = TESTS
+) -> Mutant:
+    return Mutant(name, LAW, room, old, new, tests)
+
+
+ABSENCE_MUTANTS = (
+    mutant("the-round-of-an-offer-counts-as-missed", "else rounds - 1", "else rounds"),
+    mutant("an-own-offer-counts-as-that-of-others", " - (own or 0))", ")"),
+    mutant(
+        "all-others-of-an-offers-round-count",
+        "Absence(others, tokens * others // rounds)",
+        "Absence(others, tokens)",
+    ),
+    mutant("a-shorter-branch-has-missed-rounds", "if others > 0 else", "if others else"),
+    mutant("fewer-tokens-are-missed", "max(0, new.tokens - old", "(new.tokens - old"),
+    mutant(
+        "the-round-to-come-has-nothing-of-others",
+        "per_round = self.tokens / self.rounds",
+        "per_round = 0.0",
+    ),
+    mutant("missed-rounds-alone-count", "self.rounds + other.rounds", "self.rounds"),
+    mutant("missed-tokens-of-one-time-count", "self.tokens + other.tokens", "other.tokens"),
+    mutant(
+        "a-missed-round-is-forgotten",
+        "self.absence += missed(self.lineage, lineage, own)",
+        "self.absence = missed(self.lineage, lineage, own)",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "a-broken-copy-forgets-missed-rounds",
+        "        self.absence += pending.absence\n",
+        "",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "missed-rounds-count-for-two-offers",
+        "        self.absence = PRESENT\n        return self.pending\n",
+        "        return self.pending\n",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "whose-weights-are-replaced-has-missed-rounds",
+        "        if replaced:\n            self.absence = PRESENT\n            return\n",
+        "",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "the-merged-offer-misses-its-round",
+        "self.pending.tokens if self.pending and merged_own_offer else None",
+        "None",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "other-weights-hold-the-rest-of-a-share",
+        "            pending.left_the_weights()\n",
+        "            pass\n",
+        "engine/accounts",
+        PROGRESS,
+    ),
+    mutant(
+        "buffers-are-offered-by-a-share",
+        "if state.is_buffers(p) or not",
+        "if not",
+        "engine/boundaries",
+        BOUNDARIES,
+    ),
+    mutant(
+        "merges-without-weights-have-shares",
+        " or not state.policies.weighs_work:",
+        ":",
+        "engine/boundaries",
+        BOUNDARIES,
+    ),
+    mutant(
+        "the-worker-is-not-told-the-share",
+        "                share=pending.share,\n",
+        "",
+        "engine/boundaries",
+        BOUNDARIES,
+    ),
+    mutant(
+        "a-seal-without-our-offer-has-its-share",
+        "fragment.offered_share if merged else 1.0",
+        "fragment.offered_share",
+        "engine/adoption",
+        of("unit/engine/test_boundaries unit/engine/test_adoption"),
+    ),
+    mutant(
+        "a-seal-with-our-offer-has-all-of-it",
+        "fragment.offered_share if merged else 1.0",
+        "1.0",
+        "engine/adoption",
+        BOUNDARIES,
+    ),
+    mutant(
+        "a-whole-anchor-with-our-offer-has-all-of-it",
+        "pairs[0][0].offered_share if merged_own_offer else 1.0",
+        "1.0",
+        "engine/adoption",
+        BOUNDARIES,
+    ),
+    mutant(
+        "a-whole-anchor-without-our-offer-has-its-share",
+        "pairs[0][0].offered_share if merged_own_offer else 1.0",
+        "pairs[0][0].offered_share",
+        "engine/adoption",
+        BOUNDARIES,
+    ),
+    mutant(
+        "a-chosen-share-holds-for-all-offers",
+        "if self.share is not None and absence.rounds:",
+        "if self.share is not None:",
+        "engine/late_adoption",
+        ADOPTION,
+    ),
+    mutant(
+        "a-chosen-share-is-ignored",
+        "if self.share is not None and absence.rounds:",
+        "if False:",
+        "engine/late_adoption",
+        ADOPTION,
+    ),
+    mutant(
+        "all-is-offered-whatever-the-share",
+        "progress.mul_(share) if share < 1 else progress",
+        "progress",
+        "worker/outer",
+        WORKER,
+    ),
+    mutant(
+        "the-rest-of-a-share-stays-for-good",
+        "if progress is not None and share < 1:",
+        "if False:",
+        "worker/fragment_anchor",
+        WORKER,
+    ),
+    mutant(
+        "the-rest-is-all-of-it",
+        "times = 1 / share - 1",
+        "times = 1 / share",
+        "worker/outer",
+        WORKER,
+    ),
+    mutant(
+        "the-rest-replaces-the-disagreement",
+        "return part * times if held is None else held.add_(part, alpha=times)",
+        "return part * times",
+        "worker/outer",
+        WORKER,
+    ),
+    mutant(
+        "a-checkpoint-forgets-missed-rounds",
+        "    progress.absence = standing.absence\n",
+        "",
+        "engine/standing",
+        of("unit/engine/test_standing", "keeps_the_same"),
+    ),
+    mutant(
+        "a-copy-in-a-checkpoint-forgets-missed-rounds",
+        "        absence += pending.absence\n",
+        "",
+        "engine/standing",
+        STANDING,
+    ),
+    mutant(
+        "other-weights-have-missed-rounds",
+        "        absence=PRESENT,\n",
+        "",
+        "worker/checkpoint",
+        CHECKPOINT,
+    ),
+    mutant(
+        "missed-rounds-are-not-saved",
+        "if absent.rounds else {}",
+        "if False else {}",
+        "worker/checkpoint",
+        CHECKPOINT,
+    ),
+    mutant(
+        "a-share-is-not-saved",
+        "if pending.share < 1 else {}",
+        "if False else {}",
+        "worker/checkpoint",
+        CHECKPOINT,
+    ),
+    mutant(
+        "a-share-in-a-file-may-be-0",
+        "if not 0 < share <= 1:",
+        "if not 0 <= share <= 1:",
+        "worker/checkpoint_reader",
+        READER,
+    ),
+    mutant(
+        "a-share-in-a-file-may-be-more-than-all",
+        "if not 0 < share <= 1:",
+        "if not 0 < share:",
+        "worker/checkpoint_reader",
+        READER,
+    ),
+    mutant(
+        "missed-rounds-in-a-file-may-be-below-0",
+        "all(0 <= count <= COUNTER_LIMIT for count in told)",
+        "all(count <= COUNTER_LIMIT for count in told)",
+        "worker/checkpoint_reader",
+        READER,
+    ),
+    mutant(
+        "the-ledger-knows-no-share",
+        "        share=share,\n",
+        "",
+        "engine/ledger",
+        of("unit/engine/test_ledger"),
+    ),
+    mutant(
+        "a-record-knows-no-share",
+        "sealed_record(seal, job.merged_own_offer, offer, job.share)",
+        "sealed_record(seal, job.merged_own_offer, offer)",
+        "engine/outcomes",
+        BOUNDARIES,
+    ),
+)

@@ -31,8 +31,8 @@ class Adoption:
     (docs/learning.md).
 
     A learner that has missed rounds offers the share s of its delta, because its work was done
-    beside that of the others, and not after it. With the whole delta, learners that take turns or
-    come back after a while were worse than training alone (docs/learning.md):
+    beside that of the others, and not after it. With the whole delta, four learners that took turns
+    were worse than training alone (docs/learning.md):
 
         s = (c + t) / (c + (n + 1) t)
 

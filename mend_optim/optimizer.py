@@ -68,7 +68,7 @@ class MendOptimizer(ReportingFace):
             it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
             `step()` then waits for it, at most `timing.round_timeout_s`.
         adoption: how strongly an anchor that comes late draws the weights to the mean, and how much
-            of its work a learner offers that has missed rounds: "auto", or an `Adoption`.
+            of its work a learner offers after missed rounds: "auto", or an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
         grace: how long a round with its quorum waits for more offers: a `Grace`, or seconds >= 0.
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or

@@ -1,10 +1,10 @@
-"""What learners gain that miss rounds, with the whole of their work in the next offer, and with the
-share of it that the rules offer.
+"""The gain of learners that miss rounds, with the whole of their work in the next offer, and with
+the share of it that the rules offer.
 
-All learners step in turn in one process, and each step is followed by a round. A *scene* says who
-takes part in which round. Offers, merges and anchors are the library's; there is no network, and
-nobody is late. The other learners' steps reach one that misses a round at once, but for a learner
-that is *away*: it hears of nothing until it is back.
+All learners step in turn in one process, and each step is followed by a round. A *scene* says which
+learners take part in which round. Offers, merges and anchors are the library's. There is no
+network, and no learner is late. A learner that misses a round hears of it at once, unless it is
+*away*: then it hears of nothing until it is back.
 
     python -m bench.cluster.absences --out absences.jsonl      everything, for about half an hour
     python -m bench.cluster.absences --report absences.jsonl   the table, and no runs
@@ -47,12 +47,12 @@ ARMS = {"whole": Adoption(share=1.0), "share": Adoption()}
 
 
 class Scene(NamedTuple):
-    """Who takes part in which round."""
+    """The learners that take part in each round."""
 
     text: str
     learners: int
     present: Callable[[int], Collection[int]]
-    #: Whether those that miss a round hear of it only when they take part again.
+    #: Whether learners that miss a round hear of it only when they take part again.
     away: bool = False
 
 
@@ -94,7 +94,6 @@ class Learner:
         )
         self.tokens = 0
         self.absence = PRESENT
-        self.share = 1.0
         #: The seals that it has not heard of yet.
         self.unheard: list[Seal] = []
 
@@ -110,8 +109,8 @@ class Learner:
         self.tokens += 1
 
     def offer(self, number: int, lineage: Lineage, adoption: Adoption) -> Offer:
-        self.share = adoption.share_of(self.absence, self.tokens)
-        job = Prepare(fragment=0, seq=number, tensor=self.copy(), share=self.share)
+        share = adoption.share_of(self.absence, self.tokens)
+        job = Prepare(fragment=0, seq=number, tensor=self.copy(), share=share)
         done, _ = self.anchors.perform(job)
         return Offer(
             peer=self.id,
@@ -144,8 +143,7 @@ class Learner:
 
     def adopt(self, seal: Seal, merged: bool) -> None:
         lineage = Lineage.fresh(b"bench")  # nobody here compares anchors
-        share = self.share if merged else 1.0
-        job = Advance(seal=seal, lineage=lineage, merged_own_offer=merged, share=share)
+        job = Advance(seal=seal, lineage=lineage, merged_own_offer=merged)
         done, (correction,) = self.anchors.perform(job)
         if done.fault:
             raise RuntimeError(done.fault)

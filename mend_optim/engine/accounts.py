@@ -56,7 +56,7 @@ class Accounts:
         self.restored_from: Claim | None = None
         #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
         self.pending: Pending | None = None
-        #: The rounds that were missed since the last snapshot.
+        #: The rounds that were missed beside work that no offer holds yet.
         self.absence = PRESENT
         #: The residual of this learner's encodings in its weights, and the share it weighs by.
         self.residual = Residual()
@@ -133,7 +133,7 @@ class Accounts:
                 seq=pending.seq,
                 tokens=pending.tokens,
                 steps=pending.work[1],
-                rate=pending.rate,
+                rate=pending.rate * pending.share,
                 genesis=genesis,
                 key=self.lineage.key,
                 due=pending.due,
@@ -215,11 +215,14 @@ class Accounts:
 
     # ── moving to a new anchor ────────────────────────────────────────────────────────────────────
 
-    def follow(self, lineage: Lineage, *, merged_own_offer: bool, replaced: bool) -> Pending | None:
+    def follow(
+        self, lineage: Lineage, totals: Totals, *, merged_own_offer: bool, replaced: bool
+    ) -> Pending | None:
         """The anchor is now `lineage`. Returns the pending offer if the anchor has it.
 
         Args:
             lineage: the new anchor's.
+            totals: steps and tokens trained by now.
             merged_own_offer: the pending offer is in it.
             replaced: the weights become the anchor, and the work trained since is dropped.
         """
@@ -229,16 +232,20 @@ class Accounts:
             self.residual.missed_round(self.pending is not None)
         if self.source_moved_on(lineage):
             self.restored_from = None
-        self._note_absence(lineage, merged_own_offer, replaced)
+        self._note_absence(lineage, totals, merged_own_offer, replaced)
         self.lineage = lineage
         return self._settle() if merged_own_offer else None
 
-    def _note_absence(self, lineage: Lineage, merged_own_offer: bool, replaced: bool) -> None:
+    def _note_absence(
+        self, lineage: Lineage, totals: Totals, merged_own_offer: bool, replaced: bool
+    ) -> None:
+        pending = self.pending
+        offered = pending.steps if pending else 0
         if replaced:
             self.absence = PRESENT
-            return
-        own = self.pending.tokens if self.pending and merged_own_offer else None
-        self.absence += missed(self.lineage, lineage, own)
+        elif self.unmerged(totals).step > offered:
+            own = pending.tokens if pending and merged_own_offer else None
+            self.absence += missed(self.lineage, lineage, own)
 
     def _settle(self) -> Pending | None:
         """The pending offer is merged."""
@@ -303,7 +310,7 @@ class Accounts:
             totals.step - kept.step, totals.tokens - kept.tokens, totals.rate - kept.rate
         )
         if pending:
-            pending.left_the_weights()
+            pending.lost_the_rest()
         self.inherited = None
         self.absence = PRESENT
         self.residual.forget()

@@ -189,7 +189,6 @@ class Adopter:
                 merged_own_offer=merged,
                 replace=replace,
                 gain=gain,
-                share=fragment.offered_share if merged else 1.0,
                 sealed_here=here,
                 forget=not here and not merged and fragment.source_moved_on(lineage),
                 sealed_by_predecessor=predecessor,
@@ -322,7 +321,6 @@ class Adopter:
                 replace=replace,
                 forget=not merged_own_offer and moved_on,
                 gain=self._gain_of(anchors[0]) if merged_own_offer and not replace else 1.0,
-                share=pairs[0][0].offered_share if merged_own_offer else 1.0,
                 due=self._due_in(anchors[0]) if merged_own_offer else (),
                 resets=rollbacks(genesis) > rollbacks(former),
             )

@@ -133,7 +133,7 @@ class Boundaries:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.state.fragments[p].pending
         assert pending is not None
-        pending.offers(self._share(p, pending))
+        pending.scaled_to(self._share(p, pending))
         self.state.work(
             Prepare(
                 fragment=p,
@@ -146,9 +146,10 @@ class Boundaries:
         )
 
     def _share(self, p: int, pending: Pending) -> float:
-        """The share of its delta that an offer has. Buffers are offered as they are."""
+        """The share of its delta that an offer has. Buffers are offered as they are, and residuals
+        of earlier encodings in full."""
         state = self.state
-        if state.is_buffers(p) or not state.policies.weighs_work:
+        if state.is_buffers(p) or not pending.steps or not state.policies.weighs_work:
             return 1.0
         return state.policies.adoption.share_of(pending.absence, pending.tokens)
 

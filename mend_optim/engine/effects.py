@@ -53,7 +53,7 @@ class Prepare:
     moments: Mapping[str, Snapshot] = field(default_factory=dict, compare=False, repr=False)
     #: Whether the offer brings the residuals of earlier encodings, too: see `residual_share`.
     flush: bool = False
-    #: The share of Δ that is offered: see `Absence`. Invariant: in (0, 1].
+    #: The share of Δ that is offered: see `Absence`.
     share: float = 1.0
 
 
@@ -65,6 +65,8 @@ class Reoffer:
     fragment: int
     seq: int
     flush: bool = False
+    #: The share of Δ that it has.
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,6 @@ class Advance:
     #: How much of its disagreement with the mean the learner gives up: see `Adoption`. Invariant:
     #: 1 unless the seal has merged this learner's offer and adds a correction to its weights.
     gain: float = 1.0
-    #: The share of Δ that the pending offer has; 1 unless the seal has merged it.
-    share: float = 1.0
     #: Whether this process made the merged bytes.
     sealed_here: bool = False
     #: Whether the residual of this learner's encodings is dropped: see `Install`.
@@ -168,8 +168,6 @@ class Install:
     forget: bool = False
     #: As in `Advance`; 1 unless these anchors are of the round that merged the pending offer.
     gain: float = 1.0
-    #: As in `Advance`.
-    share: float = 1.0
     #: The moments whose mean, in these anchors, is of the round that merged the pending offer.
     due: tuple[str, ...] = ()
     #: Whether the inner optimizer's moments begin anew, but for those that the anchors bring:

@@ -139,7 +139,7 @@ class Joining:
         self.state.record(whole_anchor_record(p, fresh, lineage, "restored"))
         pending = fragment.reencode()
         if pending:
-            self.state.work(Reoffer(p, pending.seq, pending.flush))
+            self.state.work(Reoffer(p, pending.seq, pending.flush, pending.share))
 
     def _tell_restored(self, saved: Resumed) -> None:
         state, totals = self.state, saved.totals

@@ -1,11 +1,11 @@
-"""How much of a correction a learner adopts that has trained on since its snapshot, and how much of
-its work it offers if it has missed rounds."""
+"""How much of a late correction a learner adopts, and how much of its work it offers after missed
+rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mend_optim.engine.absence import Absence
+from mend_optim.engine.absence import LEAST_SHARE, Absence
 from mend_optim.errors import is_number, require
 
 #: The gain of a correction that is at most so many inner steps late; beyond, `LATE_GAIN`.
@@ -41,7 +41,7 @@ class Adoption:
 
     Args:
         gain: α, in (0, 1]. None: 1 up to τ = 1, 0.5 up to τ = 3, 0.3 beyond.
-        share: s after any missed round, in (0, 1]. None: by the formula. With
+        share: s after any missed round, in [1e-6, 1]. None: by the formula. With
             `weighting="uniform"`, and in merges that ignore weights, s is 1.
 
     Raises:
@@ -56,9 +56,11 @@ class Adoption:
     share: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("gain", self.gain), ("share", self.share)):
-            known = value is None or (is_number(value) and 0 < value <= 1)
-            require(known, f"adoption.{name}", value, "None or a number in (0, 1]")
+        for name, least in (("gain", 0), ("share", LEAST_SHARE)):
+            value = getattr(self, name)
+            known = value is None or (is_number(value) and 0 < value <= 1 and value >= least)
+            bound = f"[{least}" if least else "(0"
+            require(known, f"adoption.{name}", value, f"None or a number in {bound}, 1]")
 
     def gain_at(self, late: int) -> float:
         """α for an anchor that is adopted `late` inner steps after its snapshot."""

@@ -59,8 +59,8 @@ class RoundRecord:
         superseded: names of learners whose merged work is not in the anchor, after a partition.
         superseded_tokens: this learner's own part of that; below 0 if the work came back.
         dropped_tokens: local progress that could not be kept.
-        share: of this learner's delta, how much its merged offer had. It is less than 1 after
-            missed rounds: see `Adoption`.
+        share: the fraction of this learner's delta that its merged offer contained. It is less than
+            1 after missed rounds: see `Adoption`.
         offer_bytes: encoded size of this learner's offer, if it was merged.
         merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
         period: the run's `sync_every` from this round on; 0 if the round does not tell.
@@ -229,6 +229,7 @@ def whole_anchor_record(
     reason: str,
     *,
     mine: bool = False,
+    share: float = 1.0,
     dropped_tokens: int = 0,
 ) -> RoundRecord:
     """The record of an anchor that came whole. It names the learners with merged work that the old
@@ -241,6 +242,7 @@ def whole_anchor_record(
         digest=new.digest.hex(),
         reason=reason,
         mine=mine,
+        share=share,
         superseded=tuple(sorted(lost)),
         dropped_tokens=dropped_tokens,
     )

@@ -172,6 +172,7 @@ class Outcomes:
             state.refuse_seal(seal, done.fault)
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
+            share = fragment.offered_share if job.merged_own_offer else 1.0
             if job.merged_own_offer and fragment.pending and not state.is_buffers(p):
                 state.measured(p, seal.sealer, fragment.pending.step)
             if job.merged_own_offer:
@@ -187,7 +188,7 @@ class Outcomes:
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()
             state.set_period(seal.period)
-            state.record(sealed_record(seal, job.merged_own_offer, offer, job.share))
+            state.record(sealed_record(seal, job.merged_own_offer, offer, share))
             state.adopted_since_rollback += 1
             self.sealer.advanced(now, seal)
             state.moved(p)
@@ -236,6 +237,7 @@ class Outcomes:
         # Another model may have our pending offer, too.
         merged = job.merged_own_offer or fragment.includes_pending(lineage)
         old, superseded = fragment.lineage, fragment.superseded_tokens
+        share = fragment.offered_share if merged else 1.0
         brought = moment_names(anchor.sections)
         self._note_moments(fragment, brought & set(job.due), lineage.version)
         state.genesis = lineage.genesis
@@ -256,7 +258,9 @@ class Outcomes:
         dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
         rollback = rolled_back(old.genesis, lineage.genesis)
         why = _way_to(old, lineage)
-        record = whole_anchor_record(p, old, lineage, why, mine=merged, dropped_tokens=dropped)
+        record = whole_anchor_record(
+            p, old, lineage, why, mine=merged, share=share, dropped_tokens=dropped
+        )
         superseded = fragment.superseded_tokens - superseded
         by = rollback.by if rollback else ""
         record = replace(record, sealer=by, superseded_tokens=superseded)

@@ -32,7 +32,7 @@ class Pending:
     rate: float = 0.0
     #: The rounds that its learner missed while it did this work.
     absence: Absence = PRESENT
-    #: The share of its delta that it offers: see `Absence`. Invariant: in (0, 1].
+    #: The share of its delta that it offers: see `Absence`. Invariant: in [`LEAST_SHARE`, 1].
     share: float = 1.0
     #: Whether it launches a round. Once it has missed a round, it waits to be called.
     due: bool
@@ -77,13 +77,13 @@ class Pending:
         """The worker has encoded Δ."""
         self.offer = offer
 
-    def offers(self, share: float) -> None:
+    def scaled_to(self, share: float) -> None:
         """Only this share of its delta is offered."""
         self.share = share
 
-    def left_the_weights(self) -> None:
-        """The weights are others now. Nothing is in them that its merge would have to take out, but
-        for what it offers."""
+    def lost_the_rest(self) -> None:
+        """The user has replaced the weights. The part of its delta that it does not offer is in
+        them no more."""
         self.share = 1.0
 
     def sent(self, now: float, to: PeerId | None, *, delivered: bool) -> None:

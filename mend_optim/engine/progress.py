@@ -287,7 +287,7 @@ class Progress(Accounts):
             order: min(version, lineage.version) for order, version in self.averaged.items()
         }
         self._note(lineage)
-        settled = self.follow(lineage, merged_own_offer=merged_own_offer, replaced=replaced)
+        settled = self.follow(lineage, totals, merged_own_offer=merged_own_offer, replaced=replaced)
         if settled:
             self._begin_cycle_after(settled, totals, schedule)
         elif lineage.version:  # else these are other first weights: no round was missed

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
-from mend_optim.engine.absence import PRESENT
+from mend_optim.engine.absence import PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
@@ -268,7 +268,7 @@ def is_expanded(tensor: Tensor) -> bool:
 
 
 def _to_fragment(kept: Kept) -> dict[str, Any]:
-    standing, absent = kept.standing, kept.standing.absence
+    standing = kept.standing
     pending = standing.pending
     return {
         "lineage": {
@@ -290,7 +290,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
         **_told(disagrees=standing.disagrees),
-        **({"absent": [absent.rounds, absent.tokens]} if absent.rounds else {}),
+        **_told_absence(standing.absence),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
@@ -300,6 +300,10 @@ def _told(**entries: float) -> dict[str, float]:
     """Those of these entries that are not 0. The first checkpoints of this format have none of
     them, and readers take 0 for what is missing."""
     return {key: value for key, value in entries.items() if value}
+
+
+def _told_absence(absence: Absence) -> dict[str, list[int]]:
+    return {"missed_rounds": [absence.rounds, absence.tokens]} if absence.rounds else {}
 
 
 def _to_claim(claim: Claim) -> list[Any]:
@@ -320,4 +324,5 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
         "closing": pending.flush,
         "again": [*reversed(pending.again)],
         **({"share": pending.share} if pending.share < 1 else {}),
+        **_told_absence(pending.absence),
     }

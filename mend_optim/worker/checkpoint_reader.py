@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from mend_optim.engine.absence import PRESENT, Absence
+from mend_optim.engine.absence import LEAST_SHARE, PRESENT, Absence
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.moment_schedule import ORDERS
 from mend_optim.engine.pending import Pending
@@ -399,21 +399,21 @@ def _averaged(read: _Reader) -> dict[str, int]:
 
 
 def _absence(read: _Reader) -> Absence:
-    """The rounds that were missed, of which the first checkpoints of this format don't tell."""
-    if "absent" not in read:
+    """The rounds that were missed. The first checkpoints of this format don't have them."""
+    if "missed_rounds" not in read:
         return PRESENT
-    told = read.take("absent", list)
+    told = read.take("missed_rounds", list)
     known = [type(count) for count in told] == [int, int]
     if not known or not all(0 <= count <= COUNTER_LIMIT for count in told):
-        raise read.fault("absent", told, "[rounds, tokens], each an int from 0 to 2**62")
+        raise read.fault("missed_rounds", told, "[rounds, tokens], each an int from 0 to 2**62")
     return Absence(*told)
 
 
 def _share(read: _Reader) -> float:
     """The share of its delta that an offer has. An offer that has all of it doesn't say so."""
     share = read.take("share", float) if "share" in read else 1.0
-    if not 0 < share <= 1:
-        raise read.fault("share", share, "a float in (0, 1]")
+    if not LEAST_SHARE <= share <= 1:
+        raise read.fault("share", share, f"a float in [{LEAST_SHARE}, 1]")
     return share
 
 
@@ -436,6 +436,7 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
         follows=follows,
         again=(tokens_again, step_again),
         share=_share(read),
+        absence=_absence(read),
     )
 
 

@@ -85,8 +85,10 @@ class FragmentAnchor:
         self.buffers = buffers
         self.theta = weights
         self.velocity = Velocity(outer, weights)
-        #: The pending offer's Δ, until an anchor has merged it.
+        #: The part of Δ that the pending offer has, until an anchor has merged it.
         self.progress: Tensor | None = None
+        #: The share of Δ that this is. The rest is in the weights, and becomes a disagreement.
+        self.share = 1.0
         #: The disagreement R with former means, in the weights and in no offer; None is 0.
         self.disagreement: Tensor | None = None
         #: The factors of the last round, by tensor; empty: they are 1, or not known.
@@ -103,14 +105,16 @@ class FragmentAnchor:
     # ── offers and seals ──────────────────────────────────────────────────────────────────────────
 
     def prepare(self, job: Prepare) -> Done:
-        progress = offered(delta(self.theta, job.tensor), self.disagreement, job.share)
+        held, residual = self.disagreement, self.feedback.weights_residual
+        progress = offered(delta(self.theta, job.tensor), held, residual, job.share)
         packet = self.feedback.encode(progress, job.flush)
-        self.progress = progress
+        self.progress, self.share = progress, job.share
         moments, wrong = self.means.offer(job.moments)
         return Done(sections={"delta": packet, **moments}, warning=wrong)
 
     def reoffer(self, job: Reoffer) -> Done:
         assert self.progress is not None
+        self.share = job.share
         packet = self.feedback.encode_again(self.progress, job.flush)
         return Done(sections={"delta": packet, **self.means.again()})
 
@@ -180,7 +184,7 @@ class FragmentAnchor:
             self.payload.drop()
         self.scale = factors
         step = Scaled(merged, factors, self.fragment.offsets) if factors else merged
-        leaving = self._leaving(job.forget, job.merged_own_offer, job.share)
+        leaving = self._leaving(job.forget, job.merged_own_offer)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
         late = job.merged_own_offer and self._is_late(job.gain) and not job.replace
@@ -222,7 +226,7 @@ class FragmentAnchor:
             self.drop()
             values.copy_(anchor)
         else:
-            leaving = self._leaving(job.forget, job.merged_own_offer, job.share)
+            leaving = self._leaving(job.forget, job.merged_own_offer)
             late = job.merged_own_offer and self._is_late(job.gain)
             correction_between(self.theta, anchor, None if late else leaving, values)
             if late and leaving is not None:
@@ -254,7 +258,7 @@ class FragmentAnchor:
         if not finite(weights):
             raise PeerError("its parameters are not finite")
 
-    def _leaving(self, forget: bool, merged_own_offer: bool, share: float) -> Tensor | None:
+    def _leaving(self, forget: bool, merged_own_offer: bool) -> Tensor | None:
         """The values that have to leave the weights beside the step of the anchor, because the new
         anchor has them: the merged part of Δ, or a residual that is forgotten.
 
@@ -263,18 +267,16 @@ class FragmentAnchor:
                 on, so it is merged by now, or dropped.
             merged_own_offer: whether the anchor has merged the pending offer. Then its loss is
                 committed, and Δ is not pending any more.
-            share: the share of Δ that it has. The rest is a disagreement from now on.
         """
         forgotten = None
         if forget:
             forgotten = self.feedback.forget()
             self.payload.drop()
         if merged_own_offer:
-            self.feedback.commit()
-            progress = self.progress
+            progress, residual = self.progress, self.feedback.weights_residual
             self.progress = None
-            if progress is not None and share < 1:
-                self.disagreement = with_rest(self.disagreement, progress, share)
+            self.disagreement = with_rest(self.disagreement, progress, residual, self.share)
+            self.feedback.commit()
             return forgotten if progress is None else self.feedback.merged_part(progress)
         # A pending Δ has the forgotten residual in it, and will take it out of the weights itself.
         return forgotten if self.progress is None else None
@@ -316,7 +318,7 @@ class FragmentAnchor:
             self.progress = None
         elif self.progress is not None:
             rest.sub_(self.progress)
-        self.disagreement = rest
+        self.disagreement, self.share = rest, 1.0
         self.feedback.weights_residual = None
 
     def agree(self) -> Correction:

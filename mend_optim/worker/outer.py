@@ -180,18 +180,28 @@ def largest(values: Tensor) -> float:
     return max(abs(float(least)), abs(float(greatest)))
 
 
-def offered(progress: Tensor, held: Tensor | None, share: float) -> Tensor:
-    """This share of the progress without the disagreement `held`, in place."""
+def offered(progress: Tensor, held: Tensor | None, residual: Tensor | None, share: float) -> Tensor:
+    """What is offered of a learner's progress, in place: nothing of its disagreement `held`, all of
+    the residual that earlier encodings have left in it, and this share of everything else."""
     if held is not None:
         progress.sub_(held)
-    return progress.mul_(share) if share < 1 else progress
+    if share < 1:
+        progress.mul_(share)
+        if residual is not None:
+            progress.add_(residual, alpha=1 - share)
+    return progress
 
 
-def with_rest(held: Tensor | None, part: Tensor, share: float) -> Tensor:
-    """The disagreement `held`, in place, with the rest of a delta of which this part, a share of
-    it, was offered."""
+def with_rest(
+    held: Tensor | None, part: Tensor | None, residual: Tensor | None, share: float
+) -> Tensor | None:
+    """The disagreement `held`, in place, and the rest of a delta of which only this part was
+    offered: see `offered`."""
+    if part is None or share == 1:
+        return held
+    scaled = part if residual is None else part - residual
     times = 1 / share - 1
-    return part * times if held is None else held.add_(part, alpha=times)
+    return scaled * times if held is None else held.add_(scaled, alpha=times)
 
 
 def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:

@@ -906,13 +906,13 @@ MUTANTS = (
     Mutant("what-is-encoded-need-not-be-finite", 8, "worker/feedback",
            "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
     Mutant("heir-keeps-what-was-offered-since", 9, "worker/fragment_anchor",
-           (("        leaving = self._leaving(job.forget, job.merged_own_offer, job.share)\n"
-"        moments = self.means")), (("        leaving = self._leaving(False, job.merged_own_offer, job.share)\n"
+           (("        leaving = self._leaving(job.forget, job.merged_own_offer)\n"
+"        moments = self.means")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
 "        moments = self.means")),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("heir-keeps-what-an-anchor-has", 9, "worker/fragment_anchor",
-           ("            leaving = self._leaving(job.forget, job.merged_own_offer, job.share)\n"
-"            late ="), ("            leaving = self._leaving(False, job.merged_own_offer, job.share)\n"
+           ("            leaving = self._leaving(job.forget, job.merged_own_offer)\n"
+"            late ="), ("            leaving = self._leaving(False, job.merged_own_offer)\n"
 "            late ="),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/fragment_anchor",
@@ -1293,11 +1293,11 @@ MUTANTS = (
            of("unit/worker/test_checkpoint")),
     Mutant("what-was-loaded-outlives-other-weights", 5, "worker/checkpoint",
            'names = ("anchor", VELOCITY, VELOCITY_RATE)\n', 'names = ("anchor", VELOCITY, VELOCITY_RATE, "disagreement")\n', RESET),
-    Mutant("a-jump-is-offered", 10, "worker/fragment_anchor", "        self.disagreement = rest\n", "        pass\n", DISAGREEMENT),
+    Mutant("a-jump-is-offered", 10, "worker/fragment_anchor", "        self.disagreement, self.share = rest, 1.0\n", "        self.share = 1.0\n", DISAGREEMENT),
     Mutant("a-jump-takes-the-pending-offer-up", 10, "worker/fragment_anchor",
            "        elif self.progress is not None:\n            rest.sub_(self.progress)", "        elif False:\n            pass", DISAGREEMENT),
     Mutant("reset-keeps-what-stays-in-the-weights", 10, "worker/fragment_anchor",
-           "        self.disagreement = rest\n        self.feedback.weights_residual = None", "        self.disagreement = rest", DISAGREEMENT),
+           "        self.disagreement, self.share = rest, 1.0\n        self.feedback.weights_residual = None", "        self.disagreement, self.share = rest, 1.0", DISAGREEMENT),
     Mutant("reset-drops-the-pending-offer", 5, "engine/accounts",
            "Totals(pending.steps, pending.tokens, pending.rate) if pending else Totals()", "Totals()", RESET),
     Mutant("reset-is-not-counted", 5, "engine/accounts",

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.absence import PRESENT, Absence, missed
+from mend_optim.engine.absence import LEAST_SHARE, PRESENT, Absence, missed
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from tests import reference
 
 ME, OTHER = PeerId("me", 1), PeerId("other", 1)
@@ -36,15 +37,21 @@ def test_an_offer_weighs_what_its_work_would_in_one_round_with_all_that_was_done
 
 @given(COUNTS, COUNTS, st.integers(0, 10**9))
 def test_a_share_is_never_0_and_never_more_than_all(rounds: int, tokens: int, own: int) -> None:
-    assert 0 < Absence(rounds, tokens).share(own) <= 1
+    assert LEAST_SHARE <= Absence(rounds, tokens).share(own) <= 1
 
 
-@given(COUNTS, COUNTS, COUNTS, COUNTS)
+@given(st.integers(1, 10**3), st.integers(1, 10**3), COUNTS, COUNTS)
 def test_the_more_rounds_were_missed_the_less_is_offered(
     rounds: int, more: int, tokens: int, own: int
 ) -> None:
     few, many = Absence(rounds, rounds * tokens), Absence(rounds + more, (rounds + more) * tokens)
-    assert many.share(own) < few.share(own) < 1
+    assert many.share(own) < few.share(own) <= 1
+
+
+def test_a_peer_that_lies_about_rounds_leaves_something_of_an_offer() -> None:
+    most = Absence(COUNTER_LIMIT, COUNTER_LIMIT)
+    assert most + most == most
+    assert most.share(1) == LEAST_SHARE
 
 
 @given(st.integers(0, 10**9), st.integers(0, 100))

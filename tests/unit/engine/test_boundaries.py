@@ -139,9 +139,9 @@ def missed(engine: DrivenEngine, rounds: int = 3) -> DrivenEngine:
     for _ in range(rounds):
         engine.receive(seal_of(engine.lineage))
         (advance,) = engine.jobs(Advance)
-        assert advance.share == 1
         engine.done(advance)
         engine.apply()
+    engine.events("round")
     engine.fragment.request_offer()
     return engine
 
@@ -154,54 +154,66 @@ def missed(engine: DrivenEngine, rounds: int = 3) -> DrivenEngine:
         ({"adoption": Adoption(share=0.75)}, 0.75),
     ],
 )
-def test_who_has_missed_rounds_offers_a_share_and_its_merge_knows_it(
+def test_a_learner_that_has_missed_rounds_offers_a_share_and_records_it(
     options: dict[str, Any], share: float
 ) -> None:
     """10 tokens of its own, and 10 of its peer in each of three rounds."""
     engine = missed(among_peers(**options))
     engine.reserve()
-    prepare = engine.copied()
-    assert prepare.share == pytest.approx(share)
+    assert engine.copied().share == pytest.approx(share)
     pending = engine.fragment.pending
     assert pending is not None
     assert pending.offer is not None
     assert pending.offer.tokens == 10
     engine.receive(seal_of(engine.lineage, pending.offer.entry))
     (advance,) = engine.jobs(Advance)
-    assert advance.share == prepare.share
-    engine.events("round")
     engine.done(advance)
-    assert [e.facts["round"].share for e in engine.events("round")] == [prepare.share]
+    assert shares_recorded(engine) == [pytest.approx(share)]
 
 
-def test_a_seal_without_our_offer_leaves_its_share_alone() -> None:
+def shares_recorded(engine: DrivenEngine) -> list[float]:
+    return [e.facts["round"].share for e in engine.events("round")]
+
+
+def test_a_seal_without_our_offer_is_recorded_without_a_share() -> None:
     engine = missed(among_peers())
     engine.reserve()
-    engine.copied()
+    assert engine.copied().share < 1
     engine.receive(seal_of(engine.lineage))
     (advance,) = engine.jobs(Advance)
-    assert (advance.share, engine.fragment.offered_share < 1) == (1, True)
+    engine.done(advance)
+    assert shares_recorded(engine) == [1.0]
 
 
-def test_a_whole_anchor_with_an_offer_knows_its_share() -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_whole_anchor_records_the_share_of_an_offer_that_it_has(merged: bool) -> None:
     engine = missed(among_peers())
     engine.reserve()
     share = engine.copied().share
     pending = engine.fragment.pending
     assert pending is not None
     assert pending.offer is not None
-    engine.receive(state_of(grown(engine.lineage, pending.offer.entry)))
+    engine.receive(state_of(grown(engine.lineage, *([pending.offer.entry] if merged else []))))
     (install,) = engine.jobs(Install)
-    assert (install.share, install.merged_own_offer) == (share, True)
+    assert install.merged_own_offer is merged
+    engine.done(install)
+    assert shares_recorded(engine) == [share if merged else 1.0]
 
 
-def test_a_whole_anchor_without_our_offer_leaves_its_share_alone() -> None:
-    engine = missed(among_peers())
+def test_residuals_alone_are_offered_in_full() -> None:
+    """They belong to work that was offered before."""
+    engine = missed(among_peers(residual_in_weights=True))
     engine.reserve()
-    engine.copied()
-    engine.receive(state_of(grown(engine.lineage)))
-    (install,) = engine.jobs(Install)
-    assert (install.share, install.merged_own_offer) == (1, False)
+    engine.fragment.pending.steps = 0  # type: ignore[union-attr]
+    assert engine.copied().share == 1
+
+
+def test_the_learning_rates_of_an_offer_are_scaled_as_its_delta_is() -> None:
+    engine = among_peers()
+    engine.fragment.absence = Absence(3, 120)
+    engine.engine.state.totals.rate = 0.5
+    offer = engine.offer(4)
+    assert (offer.rate, offer.tokens) == (pytest.approx(0.5 * 80 / 200), 40)
 
 
 def test_buffers_are_offered_as_they_are() -> None:

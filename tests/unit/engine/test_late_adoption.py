@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mend_optim import Adoption, UsageError
 from mend_optim.engine.absence import PRESENT, Absence
+from tests import reference
 
 
 @pytest.mark.parametrize(
@@ -34,19 +35,26 @@ def test_the_gain_of_an_int_is_a_float() -> None:
     assert (found, type(found)) == (1.0, float)
 
 
-@pytest.mark.parametrize("name", ["gain", "share"])
+@pytest.mark.parametrize(("name", "bound"), [("gain", "(0, 1]"), ("share", "[1e-06, 1]")])
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.01, float("nan"), float("inf"), "0.5", True, [0.5]])
-def test_a_wrong_gain_or_share_is_named_with_its_bound(name: str, wrong: Any) -> None:
+def test_a_wrong_gain_or_share_is_named_with_its_bound(name: str, bound: str, wrong: Any) -> None:
     with pytest.raises(UsageError) as caught:
         Adoption(**{name: wrong})
-    expected = f"adoption.{name} must be None or a number in (0, 1], got {wrong!r}"
+    expected = f"adoption.{name} must be None or a number in {bound}, got {wrong!r}"
     assert str(caught.value).startswith(expected)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_the_share_is_that_of_the_rounds_missed(rounds: int, others: int, own: int) -> None:
-    absence = Absence(rounds, others)
-    assert Adoption().share_of(absence, own) == absence.share(own)
+def test_a_share_may_be_small_but_not_nothing() -> None:
+    assert Adoption(share=1e-6).share == 1e-6
+    with pytest.raises(UsageError, match="share"):
+        Adoption(share=9e-7)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9), st.integers(1, 10**6))
+def test_the_share_is_that_of_the_rounds_missed(brought: list[int], own: int) -> None:
+    share = Adoption().share_of(Absence(len(brought), sum(brought)), own)
+    usual = sum(brought) / len(brought)
+    assert share * own / (own + usual) == pytest.approx(reference.weight_due(own, brought))
 
 
 def test_a_share_that_you_choose_holds_after_any_missed_round_and_for_no_other_offer() -> None:

@@ -292,12 +292,32 @@ def test_rounds_that_are_missed_count_for_the_next_offer() -> None:
     assert fragment.offer().absence == PRESENT
 
 
+def test_rounds_without_work_beside_them_are_not_missed() -> None:
+    """The learner has not begun yet, has all its work in an offer, or rests: the work that it does
+    later is on the anchor that they made."""
+    fragment = Fragment()
+    fragment.sealed(mine=False)
+    fragment.correction_applied()
+    fragment.step(4)
+    assert fragment.offer().absence == PRESENT
+    fragment.sealed(mine=False)
+    fragment.sealed(mine=True)
+    fragment.correction_applied()
+    fragment.sealed(mine=False)
+    fragment.correction_applied()
+    assert fragment.progress.absence == PRESENT
+    fragment.step()
+    fragment.sealed(mine=False)
+    assert fragment.progress.absence == Absence(1, 7)
+
+
 def test_rounds_on_the_way_to_a_whole_anchor_are_missed_but_for_the_one_that_merged_the_offer() -> (
     None
 ):
     fragment = Fragment()
     fragment.step(4)
     pending = fragment.offer()
+    fragment.step()
     own = Entry(ME, pending.seq, pending.tokens, pending.steps)
     lineage = BASE.seal([Entry(OTHER, 1, 6, 1)], b"payload")
     lineage = lineage.seal([own, Entry(OTHER, 2, 4, 1)], b"payload")
@@ -316,7 +336,7 @@ def test_a_copy_that_did_not_come_about_leaves_the_missed_rounds_to_the_next() -
     assert fragment.progress.absence == Absence(1, 7)
 
 
-def test_who_has_dropped_its_work_has_missed_nothing() -> None:
+def test_a_learner_that_has_dropped_its_work_has_missed_nothing() -> None:
     fragment = Fragment()
     fragment.step(4)
     fragment.sealed(mine=False)
@@ -337,7 +357,7 @@ def test_who_has_dropped_its_work_has_missed_nothing() -> None:
 def test_other_weights_hold_nothing_of_an_offer_but_what_it_offers() -> None:
     fragment = Fragment()
     fragment.step(4)
-    fragment.offer().offers(0.25)
+    fragment.offer().scaled_to(0.25)
     assert fragment.progress.offered_share == 0.25
     fragment.progress.begin_anew(fragment.totals)
     assert fragment.progress.offered_share == 1

@@ -199,15 +199,16 @@ def test_a_checkpoint_without_a_disagreement_says_nothing_of_it() -> None:
 
 def test_missed_rounds_and_shares_are_kept_where_there_are_any() -> None:
     """Else a checkpoint is the same to the bit as one of a version that has none."""
-    pending = replace(PENDING, share=0.25)
+    pending = replace(PENDING, share=0.25, absence=Absence(1, 7))
     missed = replace(STANDING, absence=Absence(2, 30), pending=pending)
     entries = [
         to_state(Checkpoint(step=4, tokens=9, fragments=(Kept(standing, tensors()),)), LAYOUT)
         for standing in (missed, STANDING)
     ]
     (told,), (untold,) = (entry["fragments"] for entry in entries)
-    assert (told["absent"], told["pending"]["share"]) == ([2, 30], 0.25)
-    assert "absent" not in untold
+    assert (told["missed_rounds"], told["pending"]["missed_rounds"]) == ([2, 30], [1, 7])
+    assert told["pending"]["share"] == 0.25
+    assert "missed_rounds" not in {*untold, *untold["pending"]}
     assert "share" not in untold["pending"]
 
 

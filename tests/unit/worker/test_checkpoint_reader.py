@@ -67,6 +67,7 @@ pendings = st.builds(
     flush=st.booleans(),
     again=st.tuples(counts, counts),
     share=st.sampled_from([0.25, 1.0]),
+    absence=st.just(PRESENT) | st.builds(Absence, st.integers(1, 10**12), counts),
 )
 standings = st.builds(
     Standing,
@@ -623,23 +624,25 @@ def test_what_was_saved_before_there_were_shares_has_missed_no_round(
     checkpoint: Checkpoint,
 ) -> None:
     checkpoint = ordered(checkpoint)
-    state = of_former_versions(to_state(checkpoint, LAYOUT), "absent", "share")
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "missed_rounds", "share")
     for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
-        pending = kept.standing.pending and replace(kept.standing.pending, share=1.0)
+        pending = kept.standing.pending and replace(
+            kept.standing.pending, share=1.0, absence=PRESENT
+        )
         assert back.standing == replace(kept.standing, pending=pending, absence=PRESENT)
 
 
 @pytest.mark.parametrize(
-    "absent", [[1], [1, 2, 3], [1, -2], [-1, 2], [1.0, 2], [1, 2**62 + 1], [True, 2], None, "1 2"]
+    "told", [[1], [1, 2, 3], [1, -2], [-1, 2], [1.0, 2], [1, 2**62 + 1], [True, 2], None, "1 2"]
 )
-def test_rounds_that_nobody_can_have_missed_are_refused(absent: Any) -> None:
+def test_rounds_that_nobody_can_have_missed_are_refused(told: Any) -> None:
     state = disagreeing()
-    state["fragments"][1]["absent"] = absent
-    with pytest.raises(UsageError, match="absent"):
+    state["fragments"][1]["missed_rounds"] = told
+    with pytest.raises(UsageError, match="missed_rounds"):
         from_state(state, LAYOUT)
 
 
-@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, math.nan, math.inf, 1, None, "1"])
+@pytest.mark.parametrize("share", [0.0, 1e-7, -0.5, 1.5, math.nan, math.inf, 1, None, "1"])
 def test_a_share_of_an_offer_is_more_than_nothing_and_no_more_than_all(share: Any) -> None:
     me = Claim(PeerId("a", 1), 0)
     pending = Pending(claim=me, seq=1, step=4, tokens=10, steps=1, due=True, share=0.5)

@@ -16,12 +16,12 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import Codec, find_codec
-from mend_optim.engine.effects import Advance, Agree, Found, Install, Job, Merge, Prepare
+from mend_optim.engine.effects import Advance, Agree, Found, Install, Job, Merge, Prepare, Reoffer
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.messages import SCALE, Offer, Seal
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.fragment_anchor import FragmentAnchor
-from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer, offered, with_rest
 from tests import reference
 from tests.support.depth import many
 from tests.support.engines import BASE
@@ -107,21 +107,13 @@ class Learner(LoneFragment):
         self.pending, self.offered = None, torch.zeros(NUMEL)
 
     def adopt(self, seal: Seal, *, merged: bool, gain: float = 1.0) -> None:
-        share = self.share if merged else 1.0
-        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain, share=share))
+        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain))
         if merged:
             self.merged()
 
     def pull(self, source: Learner, *, merged: bool, gain: float = 1.0) -> None:
-        self.take(
-            Install(
-                states=(source.export(),),
-                merged_own_offer=merged,
-                replace=False,
-                gain=gain,
-                share=self.share if merged else 1.0,
-            )
-        )
+        states = (source.export(),)
+        self.take(Install(states=states, merged_own_offer=merged, replace=False, gain=gain))
         if merged:
             self.merged()
 
@@ -356,6 +348,41 @@ def test_an_offer_of_a_share_that_is_not_merged_takes_nothing_from_the_next_one(
     b.train(vector(2.0))
     a.adopt(seal_of(b, (b.offer(), a.offer())), merged=True)
     assert a.fragment.theta.unique().item() == -(8 + 2) / 2
+
+
+def test_an_offer_of_a_share_that_came_with_a_checkpoint_leaves_no_rest() -> None:
+    a, b, heir = (Learner(name, CODECS["none"]) for name in "aba")
+    a.train(vector(8.0))
+    b.train(vector(2.0))
+    offer = a.offer(share=0.25)
+    heir.anchors.load(0, a.anchors.save(0))
+    heir.weights = a.weights.clone()
+    assert perform(heir.anchors, Reoffer(0, 1, share=0.25)).sections == offer.sections
+    heir.adopt(seal_of(b, (offer, b.offer())), merged=True)
+    assert heir.fragment.disagreement is None
+    assert torch.equal(heir.weights, heir.fragment.theta)
+
+
+def test_weights_that_the_user_replaces_meanwhile_hold_no_rest_of_a_share() -> None:
+    """The seal may be on its way already: its merge takes out what the offer has, and no more."""
+    a, b = (Learner(name, CODECS["none"]) for name in "ab")
+    a.train(vector(8.0))
+    b.train(vector(2.0))
+    seal = seal_of(b, (a.offer(share=0.25), b.offer()))
+    a.jump(vector(100.0))
+    a.adopt(seal, merged=True)
+    assert a.fragment.disagreement is None
+    assert torch.equal(a.weights, a.fragment.theta)
+
+
+def test_the_residual_of_former_offers_is_offered_in_full() -> None:
+    """It is no work beside the missed rounds."""
+    residual = vector(3.0)
+    part = offered(vector(11.0), vector(2.0), residual, 0.25)
+    assert part.unique().item() == 0.25 * (11 - 2 - 3) + 3
+    rest = with_rest(None, part, residual, 0.25)
+    assert rest is not None
+    assert rest.unique().item() == 0.75 * (11 - 2 - 3)
 
 
 @pytest.mark.parametrize("relayed", [False, True])

@@ -46,7 +46,9 @@ class Author:
     def give_up(self) -> None:
         """Its weights were not finite: it takes the anchor, and drops all that it has."""
         self.dropped |= set(self._in_hand())
-        self.accounts.follow(self.accounts.lineage, merged_own_offer=False, replaced=True)
+        self.accounts.follow(
+            self.accounts.lineage, self.totals, merged_own_offer=False, replaced=True
+        )
         self.accounts.drop(self.totals)
 
     @property
@@ -57,7 +59,7 @@ class Author:
         accounts, pending = self.accounts, self.accounts.pending
         merged = accounts.includes_pending(lineage)
         assert not accounts.in_doubt(lineage)
-        accounts.follow(lineage, merged_own_offer=merged, replaced=False)
+        accounts.follow(lineage, self.totals, merged_own_offer=merged, replaced=False)
         if pending and not merged:
             held = self.steps[pending.seq]
             accounts.rebase(pending)

@@ -223,7 +223,8 @@ def rise(losses: Sequence[float]) -> float:
 
 
 def report(records: Sequence[dict[str, object]], kind: str) -> str:
-    """A table in Markdown: by scene and arm, the loss at the end of the run."""
+    """A table in Markdown: by scene and arm, the loss at the end of the run, and its greatest
+    rise."""
     found: dict[tuple[str, str], list[list[float]]] = {}
     for record in records:
         if record["task"] == kind:
@@ -240,7 +241,7 @@ def report(records: Sequence[dict[str, object]], kind: str) -> str:
         arms = [found.get((name, arm), []) for arm in ARMS]
         if all(arms):
             ends = [spread([losses[-1] for losses in runs]) for runs in arms]
-            rises = [f"{mean(map(rise, runs)):.3f}" for runs in arms]
+            rises = [spread([rise(losses) for losses in runs]) for runs in arms]
             lines.append(f"| {scene.text} | {' | '.join([*ends, *rises])} |")
     return "\n".join(lines)
 

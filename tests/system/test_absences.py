@@ -79,6 +79,6 @@ def test_the_table_has_ends_and_greatest_rises() -> None:
     assert cells[1:] == [
         "2.500 (2.500 to 2.500)",
         "1.750 (1.750 to 1.750)",
-        "0.500",
-        "-0.500",
+        "0.500 (0.500 to 0.500)",
+        "-0.500 (-0.500 to -0.500)",
     ]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.cluster import absences
 from bench.cluster.absences import ALONE, ARMS, SCENES, main, report, run, run_alone
-from bench.cluster.tasks import TASKS, Task, text_task
+from bench.cluster.tasks import TASKS, Task
+from tests.support.tasks import small_text
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    task = text_task()
-    x, y = task.held_out[0]
-    small = replace(task, held_out=((x[:4], y[:4]),))
+    small = small_text()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "text", lambda: small)
         patch.setattr(absences, "STEPS", 12)

@@ -16,8 +16,9 @@ from bench.cluster.gaps import comparisons, goal, report, results
 from bench.cluster.learning import ARMS, Selection, cells, main, parse_arguments, plan, selections
 from bench.cluster.lockstep import MERGING, measure
 from bench.cluster.runs import ALONE, PARALLEL, Cell, Outcome, Record, Run, append, line, read
-from bench.cluster.tasks import RATES, TASKS, text_task
+from bench.cluster.tasks import RATES, TASKS
 from mend_optim import Timing
+from tests.support.tasks import small_text
 
 TINY = Run(
     task="text",
@@ -35,9 +36,7 @@ TINY = Run(
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     """Most of a tiny run would be spent on held-out text, and on waiting for the first beats."""
-    task = text_task()
-    x, y = task.held_out[0]
-    small = replace(task, held_out=((x[:4], y[:4]),))
+    small = small_text()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "text", lambda: small)
         patch.setattr(lockstep, "Timing", partial(Timing, beat_s=0.05))

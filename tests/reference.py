@@ -598,6 +598,14 @@ def whole_offers(
     return stay
 
 
+def outvoted(own: bytes, others: Sequence[bytes]) -> bool:
+    """Whether more than half of all learners have one thing, and this one another."""
+    return any(
+        sum(theirs == said for theirs in others) > (len(others) + 1) / 2
+        for said in set(others) - {own, b""}
+    )
+
+
 def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) -> bool:
     """Whether a learner is late: `late` more verdicts have said so than not, and not as many since
     that it is in time.

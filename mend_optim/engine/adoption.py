@@ -19,6 +19,7 @@ from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.model_parts import ModelParts
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling, is_between
+from mend_optim.engine.repairs import Repairs
 from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
 from mend_optim.membership.zones import are_neighbours
@@ -36,6 +37,7 @@ class Adopter:
         self.first_weights = FirstWeights(state)
         self.parts = ModelParts(state)
         self.attestations = Attestations(state, self.majority)
+        self.repairs = Repairs(state, self.pulling, self.attestations)
 
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
@@ -117,7 +119,8 @@ class Adopter:
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
     def give_way(self, now: float) -> None:
-        """If most learners get on with what is less than ours, ask for what they have."""
+        """If most learners get on with what is less than ours, or have something else under our
+        keys, ask for what they have."""
         state = self.state
         self.majority.look(now)
         if not state.mode.may_adopt:
@@ -134,6 +137,7 @@ class Adopter:
                 key = beat.reports[p].key
                 self.pulling.want(now, fragment, beat.peer, key, whole=True, gives_way=True)
                 state.emit(yield_event(beat.peer, f"anchor of fragment {p}"))
+        self.repairs.look(now)
 
     # ── take ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,7 +236,7 @@ class Adopter:
             return
         fragment = state.fragments[p]
         self._check_gain(now, anchor, fragment)
-        is_other = lineage.genesis != state.genesis or lineage.key == fragment.lineage.key
+        is_other = lineage.genesis != state.genesis
         unwanted = is_other or not self._is_to_be_had(anchor, fragment)
         if unwanted or not state.mode.may_adopt:
             wanted = state.wants.get(p)
@@ -251,7 +255,7 @@ class Adopter:
         wanted = self.state.wants.get(anchor.fragment)
         asked = wanted if wanted and wanted.peer == anchor.peer else None
         key = anchor.lineage.key
-        if key < fragment.lineage.key:
+        if key <= fragment.lineage.key:
             return asked is not None and asked.gives_way
         is_shown = asked is not None and not asked.seal_only and key <= asked.key
         if is_shown or self.majority.believes(fragment, key, anchor.peer):

@@ -13,11 +13,18 @@ than beats, and a peer may be of a former version.
                                      and at least two, attest another digest. Its sender is one of
                                      them: it stands for what it hands over, unless it attests
                                      something else itself
-    a beat attests something else    this learner's user is told, once for each process and
-    than this learner has            fragment, and nothing else happens
+    a beat attests something else    this learner's user is told, once for each process and fragment
+    than this learner has
+    more than half of all learners   if its own came from a peer, and most have never had the same,
+    attest one and the same thing    it was deceived: it takes theirs (`repairs.py`)
+    that this learner has not
 
-The learner cannot know which of the two is right, so it keeps what it has and believes the peer as
-before."""
+Of two learners that differ, neither knows which one is right. So it keeps what it has, and believes
+the other as before. A learner that came to its anchor by seals alone keeps it whatever the others
+attest: if one of three deceives another, these two are not to deceive the third.
+
+All learners are those that this one hears, and itself, also if they attest nothing of that
+anchor."""
 
 from __future__ import annotations
 
@@ -28,7 +35,7 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Content, State
 
 #: Stands for a digest that nobody has to match.
@@ -58,9 +65,11 @@ class Attestations:
         self.state = state
         self.majority = majority
         self._told: dict[PeerId, _Told] = {}
+        #: By fragment: what most learners have under a key, and this one has not.
+        self._wrong: dict[int, Content] = {}
 
     def heard(self, beat: Beat) -> None:
-        """Remember what a beat attests, and tell the user if this learner has something else."""
+        """Remember what a beat attests, and compare it with what this learner has."""
         roster = self.state.roster
         if len(self._told) > len(roster.peers):
             self._told = {id: told for id, told in self._told.items() if roster.find(id)}
@@ -72,8 +81,26 @@ class Attestations:
         for fragment, report in zip(self.state.fragments, beat.reports, strict=False):
             if report.content:
                 _remember(told.digests.setdefault(fragment.fragment, {}), report.content)
-                if beat.genesis == self.state.genesis and _differs(fragment, report.content):
-                    self._tell(beat.peer, told, fragment.fragment)
+                if beat.genesis == self.state.genesis:
+                    self._compare(beat.peer, told, fragment, report.content)
+
+    def _compare(self, peer: PeerId, told: _Told, fragment: Progress, content: Content) -> None:
+        """Tell the user if this learner has something else. If its anchor is in question, settle
+        that if most learners attest this."""
+        p, held = fragment.fragment, fragment.held
+        own = held.has(content.key)
+        if _differs(fragment, content):
+            self._tell(peer, told, p)
+        if not own or not held.is_in_question:
+            return
+        alike = len(self._with(p, content)) + (own == content.digest)
+        learners = 1 + sum(1 for _ in self.majority.voters(p))
+        if 2 * alike <= learners:
+            return
+        if own == content.digest:
+            held.confirm()
+        else:
+            self._wrong[p] = content
 
     def _tell(self, peer: PeerId, told: _Told, p: int) -> None:
         """Tell the user, once, that a peer has something else."""
@@ -82,25 +109,42 @@ class Attestations:
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "fragment": p}
             self.state.emit(Event("forked", FORKED.format(peer.name, p), facts))
 
+    def _with(self, p: int, content: Content) -> list[PeerId]:
+        """The live peers that attest this."""
+        said = self._said(p, content.key, self.state.genesis)
+        return sorted(id for id, digest in said.items() if digest == content.digest)
+
+    def outvoted_by(self, fragment: Progress) -> list[PeerId]:
+        """The live peers that have what most learners have, where this one was handed something
+        else over; empty if it was not, or there is no majority."""
+        p = fragment.fragment
+        content = self._wrong.get(p)
+        if content is None or not self.state.policies.limits.majority:
+            return []
+        if not _differs(fragment, content):
+            del self._wrong[p]
+            return []
+        return self._with(p, content)
+
     def expected(self, anchor: State) -> bytes:
         """The digest that a whole anchor must have when it is handed over; `ANY` if any will do. A
         learner that is stuck takes anything."""
         if self.state.is_me(anchor.peer) or not self.state.policies.limits.majority:
             return ANY
-        said = self._said(anchor.fragment, anchor.lineage)
+        said = self._said(anchor.fragment, anchor.lineage.key, anchor.lineage.genesis)
         words = len(said.keys() | {anchor.peer})
         ((most, count),) = Counter(said.values()).most_common(1) or [(ANY, 0)]
         if count == 1 or 2 * count <= words or self.majority.is_stuck(anchor):
             return ANY
         return most
 
-    def _said(self, p: int, lineage: Lineage) -> dict[PeerId, bytes]:
+    def _said(self, p: int, key: Key, genesis: bytes) -> dict[PeerId, bytes]:
         """The digests that live peers attest of one anchor, if they have trained its model."""
         said: dict[PeerId, bytes] = {}
         for beat in self.state.live_beats():
             told = self._told.get(beat.peer)
-            digest = told.digests.get(p, {}).get(lineage.key) if told else None
-            if digest and beat.step > 0 and beat.genesis == lineage.genesis:
+            digest = told.digests.get(p, {}).get(key) if told else None
+            if digest and beat.step > 0 and beat.genesis == genesis:
                 said[beat.peer] = digest
         return said
 

@@ -183,18 +183,28 @@ class Boundaries:
 
     def must_wait(self) -> bool:
         """Under `adopt_after`: whether the training thread is at a step whose anchor has not come
-        yet."""
+        yet, or at a boundary while the anchor moves: without an offer at this step, the other
+        learners would wait for one in vain."""
         state = self.state
         overlap = state.schedule.adopt_after
         if overlap is None or state.alone or state.resting:
             return False
-        return any(self._is_overdue(fragment, overlap) for fragment in state.fragments)
+        return any(
+            self._is_overdue(fragment, overlap) or self._is_kept_from_copying(fragment)
+            for fragment in state.fragments
+        )
 
     def _is_overdue(self, fragment: Progress, overlap: int) -> bool:
         pending = fragment.pending
         if pending is None or pending.missed or self.state.totals.step < pending.step + overlap:
             return False
         return self._is_shared(fragment)
+
+    def _is_kept_from_copying(self, fragment: Progress) -> bool:
+        state = self.state
+        is_due = state.schedule.due(state.totals.step, fragment.cycle_start)
+        has_work = fragment.pending is None and fragment.unmerged(state.totals).step
+        return bool(is_due and has_work) and fragment.is_moving
 
     def _is_shared(self, fragment: Progress) -> bool:
         """Whether any peer has the fragment: a group that nobody else has added is merged with

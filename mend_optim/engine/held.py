@@ -31,6 +31,9 @@ class Held:
         self._newest: Key | None = None
         self._came_at = -math.inf
         self._at_beat: Key | None = None
+        #: Whether the anchor follows from one that a peer handed over, and most learners have not
+        #: attested the same since.
+        self.is_in_question = False
 
     def comes(self, now: float, key: Key, beat_s: float) -> bool:
         """This learner is at an anchor. Returns whether the worker is to take its digest, because
@@ -60,8 +63,14 @@ class Held:
         if len(self._digests) > HELD:
             del self._digests[next(iter(self._digests))]
 
-    def begin_anew(self) -> None:
-        """The anchor is a whole one now. It may follow from others than the last ones."""
+    def confirm(self) -> None:
+        """Most learners have attested what this one has."""
+        self.is_in_question = False
+
+    def begin_anew(self, *, handed_over: bool) -> None:
+        """The anchor is a whole one now, which a peer may have handed over. It may follow from
+        others than the last ones."""
+        self.is_in_question = handed_over
         self._digests.clear()
         self._asked = self._newest = None
         self._came_at = -math.inf

@@ -51,7 +51,8 @@ class RoundRecord:
             else the anchor came: "pulled", "founded" or "restored". "reset" and "healed": it is the
             same anchor; you called `reset_progress()`, or the event "healed" says why.
             "rolled_back": it is an earlier anchor, and the work since is given up. "yielded": it is
-            a lesser anchor, because most learners go on from that one.
+            a lesser anchor, because most learners go on from that one. "mended": it has the same
+            key, but most learners have it, and this learner had something else.
         sealer: name of the learner that sealed the round, or rolled the run back.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
@@ -123,6 +124,8 @@ class Event:
                         is given up for theirs
     forked              peer, incarnation, fragment: a learner has something else in an anchor
                         than this learner has under the same key
+    outvoted            peer, incarnation, fragment: most learners have something else, and a peer
+                        had handed that of this learner over. It takes theirs, from `peer`
     jumped              none: the weights were replaced between two steps
     unseen              none: the inner optimizer trains, and no step is seen
     undialled           address, peers (names): nobody dials this learner there, although it

@@ -114,7 +114,7 @@ class Majority:
         if not self.state.policies.limits.majority:
             return True
         p, own = fragment.fragment, fragment.lineage.key
-        shown = {beat.peer: beat.reports[p].key for beat in self._voters(p) if self._same(beat)}
+        shown = {beat.peer: beat.reports[p].key for beat in self.voters(p) if self._same(beat)}
         if not shown:
             return True
         if peer in shown:  # its last beat may be older than its claim
@@ -132,7 +132,7 @@ class Majority:
         state = self.state
         if not state.policies.limits.majority or rollbacks(beat.genesis) > rollbacks(state.genesis):
             return True
-        voters = list(self._voters(0))
+        voters = list(self.voters(0))
         if not any(map(self._same, voters)) and not self._for_another_model(beat, voters):
             return True  # nobody trains ours with us
         if 2 * self._camp(beat.genesis, voters) > len(voters):
@@ -150,7 +150,7 @@ class Majority:
     def _camp(genesis: bytes, voters: list[Beat]) -> int:
         return sum(voter.genesis == genesis for voter in voters)
 
-    def _voters(self, p: int) -> Iterator[Beat]:
+    def voters(self, p: int) -> Iterator[Beat]:
         """The last beats of the peers that have trained, and have this fragment."""
         for beat in self.state.live_beats():
             if beat.step > 0 and p < len(beat.reports):
@@ -184,7 +184,7 @@ class Majority:
         if not self.state.policies.limits.majority:
             return None
         p, own = fragment.fragment, fragment.lineage.key
-        voters = list(self._voters(p))
+        voters = list(self.voters(p))
         apart = {
             beat.peer.name: beat.reports[p].key
             for beat in voters
@@ -201,7 +201,7 @@ class Majority:
         state = self.state
         if not state.policies.limits.majority:
             return None
-        voters = list(self._voters(0))
+        voters = list(self.voters(0))
         apart = {
             beat.peer.name: (beat.genesis, beat.reports) for beat in voters if self._is_apart(beat)
         }

@@ -241,7 +241,7 @@ class Outcomes:
         brought = moment_names(anchor.sections)
         self._note_moments(fragment, brought & set(job.due), lineage.version)
         state.genesis = lineage.genesis
-        fragment.held.begin_anew()
+        fragment.held.begin_anew(handed_over=True)
         fragment.moved(
             lineage,
             state.totals,
@@ -269,6 +269,7 @@ class Outcomes:
             names = {*record.superseded, state.me.name}
             record = replace(record, superseded=tuple(sorted(names)))
         state.record(record)
+        state.wants.pop(p, None)
         state.moved(p)
         return record
 
@@ -307,7 +308,7 @@ class Outcomes:
         self.state.record(record)
         self.state.adopted_since_rollback += 1
         fragment.became_anchor(lineage, at)
-        fragment.held.begin_anew()
+        fragment.held.begin_anew(handed_over=False)
         self.state.moved(fragment.fragment)
 
     def _read(self, job: Export | Attest, done: Done) -> None:
@@ -333,5 +334,6 @@ def _way_to(old: Lineage, new: Lineage) -> str:
     """How a whole anchor came, as the ledger tells it."""
     if rolled_back(old.genesis, new.genesis):
         return "rolled_back"
-    yields = new.genesis == old.genesis and new.key < old.key
-    return "yielded" if yields else "pulled"
+    if new.genesis != old.genesis or new.key > old.key:
+        return "pulled"
+    return "mended" if new.key == old.key else "yielded"

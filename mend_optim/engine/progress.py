@@ -275,6 +275,7 @@ class Progress(Accounts):
                 stays as it is, as with any other anchor.
         """
         self._on("moved")
+        is_same = lineage.key == self.lineage.key
         self.correction_pending = True
         if replaced:
             self.disagrees = False
@@ -290,7 +291,7 @@ class Progress(Accounts):
         settled = self.follow(lineage, totals, merged_own_offer=merged_own_offer, replaced=replaced)
         if settled:
             self._begin_cycle_after(settled, totals, schedule)
-        elif lineage.version:  # else these are other first weights: no round was missed
+        elif lineage.version and not is_same:  # else no round was missed
             self._miss_round(totals, schedule)
         if replaced:
             self.adopt_at = None  # nothing is trained that could go on until then

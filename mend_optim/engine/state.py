@@ -76,7 +76,7 @@ class Wanted:
     since: float
     #: Until when this learner waits.
     until: float
-    #: Whether the anchor is less than ours, and this learner yields to it.
+    #: Whether it is taken, too, if it is no greater than ours: this learner yields to it.
     gives_way: bool = False
     #: Whether only a seal is to be had, until most learners show what it led to.
     seal_only: bool = False
@@ -356,9 +356,10 @@ class EngineState:
         return 0 <= p < len(self.fragments)
 
     def moved(self, p: int) -> None:
-        """The anchor of `p` has a new lineage: forget our want, older seals and merged offers."""
+        """The anchor of `p` has a new lineage: forget what is older, but not whom we yield to."""
         lineage = self.fragments[p].lineage
-        self.wants.pop(p, None)
+        if p in self.wants and not self.wants[p].gives_way:
+            del self.wants[p]
         self.seals[p].moved(lineage.key)
         self.passed_seals[p].moved(lineage.key)
         self.rounds[p].purge(lineage)

@@ -23,6 +23,7 @@ WARNINGS = (
     "waiting",
     "outsized",
     "forked",
+    "outvoted",
     "healed",
     "rolled_back",
     "jumped",

@@ -105,8 +105,8 @@ ATTESTATION_MUTANTS = (
     attesting("a-fork-is-told-once-in-all", "told.forked.add(p)", "told.forked |= {0, 1}"),
     attesting(
         "another-model-is-a-fork",
-        "if beat.genesis == self.state.genesis and _differs(",
-        "if _differs(",
+        "                if beat.genesis == self.state.genesis:\n",
+        "                if True:\n",
     ),
     attesting(
         "another-model-makes-a-fork-news",
@@ -121,7 +121,7 @@ ATTESTATION_MUTANTS = (
     ),
     attesting(
         "a-whole-anchor-begins-nothing-anew",
-        "        state.genesis = lineage.genesis\n        fragment.held.begin_anew()\n",
+        "        state.genesis = lineage.genesis\n        fragment.held.begin_anew(handed_over=True)\n",
         "        state.genesis = lineage.genesis\n",
         "engine/outcomes",
     ),

@@ -300,7 +300,7 @@ MUTANTS = (
            "if key <= fragment.lineage.key:", "if key >= fragment.lineage.key:", ADOPTING),
     Mutant("take-the-smaller", 4, "engine/adoption",
            "return asked is not None and asked.gives_way", "return True", ADOPTING),
-    Mutant("take-another-model-as-ours", 4, "engine/adoption", "is_other = lineage.genesis != state.genesis or lineage.key", "is_other = lineage.key", ADOPTING),
+    Mutant("take-another-model-as-ours", 4, "engine/adoption", "is_other = lineage.genesis != state.genesis\n", "is_other = False\n", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours:", "elif not same:", ADOPTING),
     Mutant("joined-first-weights-are-no-more-than-others", 4, "protocol/lineage", "return STEPPED if step else int(joined)",
            "return STEPPED if step else 0", JOINING),

@@ -53,6 +53,7 @@ from mend_optim.transport.goodbyes import Goodbyes
 from tests.support.engines import (
     BASE,
     GENESIS,
+    PEER,
     DrivenEngine,
     among_peers,
     offer_of,
@@ -406,6 +407,17 @@ def forked() -> Said:
     return engine.events("forked")
 
 
+def outvoted() -> Said:
+    engine = among_peers()
+    engine.fragment.held.begin_anew(handed_over=True)
+    engine.fragment.held.note(engine.lineage.key, b"ours")
+    for peer in (PEER, B, C):
+        theirs = Content(engine.lineage.key, b"theirs")
+        engine.beat(peer, engine.lineage, step=1, content=theirs)
+    engine.tick(0.1)
+    return engine.events("outvoted")
+
+
 def other_weights() -> Said:
     watch = Watch()
     with cluster(descent(0.0), descent(0.0), **LOCKSTEP) as both:
@@ -664,6 +676,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Weights beside a checkpoint": other_weights,
     "A run that was rolled back": rolled_back,
     "Two anchors under one key": forked,
+    "An anchor that was falsified": outvoted,
     "Weights that were replaced": jumped,
     "Training without a step": unseen,
     "Steps past the wrapper": past_the_wrapper,

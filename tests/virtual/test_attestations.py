@@ -137,9 +137,10 @@ def test_it_is_taken_where_nothing_is_held_against_it(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("storm", swappers(3)[::3], ids=str)
-def test_a_learner_that_was_deceived_before_the_first_beats_is_told(storm: Infiltrated) -> None:
-    """It keeps what it has. Nobody is refused or doubted for that, and the others have the true
-    anchor."""
+def test_a_learner_that_was_deceived_before_the_first_beats(storm: Infiltrated) -> None:
+    """It takes what more than half of all learners have, or keeps its own if they are fewer. All
+    are told. Nobody is refused or doubted for that, and the others have the true anchor: one of
+    three and a learner that it has deceived do not deceive the third."""
     cluster = Swapping(storm)
     cluster.begin_lying()
     laggard = cluster.learners[cluster.laggard]
@@ -149,8 +150,10 @@ def test_a_learner_that_was_deceived_before_the_first_beats_is_told(storm: Infil
     deceived = cluster.laggard
     cluster.let_catch_up()
     cluster.run(BESIDE_S)
-    assert fooled(cluster) == {deceived}
     true = set(cluster.honest_names) - {deceived}
+    are_most = 2 * len(true) > storm.n
+    assert fooled(cluster) == (set() if are_most else {deceived})
+    assert cluster.seen["outvoted"] == are_most
     between = {(deceived, other) for other in true} | {(other, deceived) for other in true}
     beside = [pair for pair in cluster.forks() if cluster.insider not in pair]
     assert sorted(beside) == sorted(between)

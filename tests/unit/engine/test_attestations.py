@@ -90,7 +90,7 @@ def test_a_whole_anchor_begins_anew() -> None:
     held = Held()
     held.comes(0.0, key(1), BEAT_S)
     held.note(key(1), FALSE)
-    held.begin_anew()
+    held.begin_anew(handed_over=True)
     assert held.told() is None
     assert held.comes(0.1, key(1), BEAT_S)
 

@@ -62,6 +62,26 @@ def sealed(engine: DrivenEngine) -> DrivenEngine:
     return engine
 
 
+@pytest.mark.parametrize("adopt_after", [None, 0, 2])
+def test_in_lockstep_a_boundary_waits_for_an_anchor_that_moves(adopt_after: int | None) -> None:
+    """Without an offer at that step, all others would wait for one in vain."""
+    engine = among_peers(adopt_after=adopt_after)
+    boundaries = engine.engine.boundaries
+    ahead = grown(grown(engine.lineage))
+    engine.beat(PEER, ahead)
+    engine.receive(state_of(ahead))
+    (job,) = engine.jobs(Install)
+    engine.step(3)
+    assert not boundaries.must_wait()
+    engine.step()
+    assert boundaries.fragments_to_copy() == []
+    assert boundaries.must_wait() == (adopt_after is not None)
+    engine.done(job)
+    assert not boundaries.must_wait()
+    engine.apply()
+    assert boundaries.fragments_to_copy() == ([0] if adopt_after is not None else [])
+
+
 def test_nobody_waits_for_an_anchor_unless_asked_to() -> None:
     engine = offered(None)
     for _ in range(10):

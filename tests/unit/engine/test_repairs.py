@@ -1,0 +1,329 @@
+"""A learner that has something else in its anchor than most others takes theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.engine.effects import Advance, Attest, Install
+from mend_optim.engine.held import Held
+from mend_optim.engine.ledger import RoundRecord
+from mend_optim.engine.state import TRIAL
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Content, Want
+from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.timing import Timing
+from tests import reference
+from tests.support.engines import FOURTH, PEER, THIRD, DrivenEngine, grown, seal_of, state_of
+
+FIFTH = PeerId("fifth", 1)
+PEERS = (PEER, THIRD, FOURTH, FIFTH)
+OURS, TRUE, FALSE = b"ours", b"true", b"false"
+
+
+def beside(count: int, *, handed_over: bool = True) -> DrivenEngine:
+    """A learner with so many peers that is past its trial, and attests its anchor. A peer has
+    handed that over, or one before it."""
+    engine = DrivenEngine(seals=False)
+    for peer in PEERS[:count]:
+        engine.beat(peer)
+    if handed_over:
+        ahead = grown(grown(engine.lineage))
+        engine.beat(PEER, ahead)
+        engine.receive(state_of(ahead))
+        (job,) = engine.jobs(Install)
+        engine.done(job)
+        engine.apply()
+        engine.sent(Want)
+    for _ in range(TRIAL):
+        advance(engine)
+    for peer in PEERS[:count]:
+        engine.beat(peer, engine.lineage, step=3)
+    return engine
+
+
+def advance(engine: DrivenEngine) -> None:
+    engine.now += 1.0
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer
+    engine.receive(seal_of(engine.lineage, sealer=sealer))
+    (job,) = engine.jobs(Advance)
+    engine.done(job)
+    for attest in engine.jobs(Attest):
+        engine.done(attest, digest=OURS)
+    engine.apply()
+
+
+def attest(
+    engine: DrivenEngine, peer: PeerId, digest: bytes, key: Key | None = None, step: int = 3
+) -> None:
+    content = Content(key or engine.lineage.key, digest)
+    engine.beat(peer, engine.lineage, step=step, content=content)
+
+
+def asked(engine: DrivenEngine) -> list[PeerId]:
+    """The peers of which the whole anchor was asked for."""
+    return [to for to, want in engine.sent(Want) if not want.have]
+
+
+CASES: dict[str, tuple[int, Mapping[PeerId, bytes], bool]] = {
+    "nobody": (2, {}, False),
+    "the only other one": (1, {PEER: TRUE}, False),
+    "one of two others": (2, {PEER: TRUE}, False),
+    "both of two others": (2, {PEER: TRUE, THIRD: TRUE}, True),
+    "two others that differ": (2, {PEER: TRUE, THIRD: FALSE}, False),
+    "two of three others, which is half of all": (3, {PEER: TRUE, THIRD: TRUE}, False),
+    "two against one that differs, too": (3, {PEER: TRUE, THIRD: TRUE, FOURTH: FALSE}, False),
+    "three of three others": (3, {PEER: TRUE, THIRD: TRUE, FOURTH: TRUE}, True),
+    "two of four that agree on a lie": (4, {PEER: FALSE, THIRD: FALSE}, False),
+    "three of four others": (4, {PEER: TRUE, THIRD: TRUE, FOURTH: TRUE, FIFTH: OURS}, True),
+    "all have the same": (3, {PEER: OURS, THIRD: OURS, FOURTH: OURS}, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_anchor_is_wrong_if_more_than_half_of_all_learners_have_another(case: str) -> None:
+    count, said, wrong = CASES[case]
+    engine = beside(count)
+    for peer, digest in said.items():
+        attest(engine, peer, digest)
+    engine.tick(0.1)
+    assert len(asked(engine)) == wrong
+    assert len(engine.events("outvoted")) == wrong
+
+
+@given(st.lists(st.sampled_from([OURS, TRUE, FALSE, b""]), min_size=1, max_size=4))
+def test_votes_are_counted_as_by_the_twin(said: list[bytes]) -> None:
+    engine = beside(len(said))
+    for peer, digest in zip(PEERS, said, strict=False):
+        if digest:
+            attest(engine, peer, digest)
+    engine.tick(0.1)
+    wrong = reference.outvoted(OURS, said)
+    assert bool(asked(engine)) == wrong
+    (outvoted,) = [engine.engine.adoption.attestations.outvoted_by(engine.fragment)]
+    have = [peer for peer, digest in zip(PEERS, said, strict=False) if said.count(digest) > 1]
+    assert outvoted == (sorted(p for p in have if said[PEERS.index(p)] != OURS) if wrong else [])
+
+
+def outvoted(count: int = 2) -> DrivenEngine:
+    engine = beside(count)
+    for peer in PEERS[:count]:
+        attest(engine, peer, TRUE)
+    return engine
+
+
+def repair(engine: DrivenEngine, anchor: Lineage) -> Install:
+    """The peer that was asked hands this anchor over."""
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    engine.receive(state_of(anchor, peer=to))
+    for peer in PEERS[:2]:
+        engine.beat(peer, anchor, step=3)
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    return job
+
+
+def records(engine: DrivenEngine) -> list[RoundRecord]:
+    return [event.facts["round"] for event in engine.events("round")]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_same_anchor_or_a_greater_one_is_taken(ahead: int) -> None:
+    engine = outvoted()
+    records(engine)
+    anchor = grown(engine.lineage) if ahead else engine.lineage
+    job = repair(engine, anchor)
+    assert not job.replace
+    assert not job.merged_own_offer
+    assert job.contents == (b"" if ahead else TRUE,)
+    assert engine.lineage == anchor
+    (record,) = records(engine)
+    assert (record.reason, record.dropped_tokens) == ("pulled" if ahead else "mended", 0)
+
+
+def test_the_anchor_is_taken_also_if_rounds_went_on_until_it_came() -> None:
+    engine = outvoted()
+    before = engine.lineage
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    advance(engine)
+    engine.receive(state_of(before, peer=to))
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    assert engine.lineage == before
+
+
+def test_work_stays_in_the_weights_and_the_offer_is_sent_again() -> None:
+    engine = outvoted()
+    engine.step(4)
+    offer = engine.offer(0)
+    totals = engine.fragment.unmerged(engine.engine.state.totals)
+    repair(engine, engine.lineage)
+    assert engine.fragment.pending
+    assert engine.fragment.pending.seq == offer.seq
+    assert engine.fragment.unmerged(engine.engine.state.totals) == totals
+    assert engine.fragment.dropped_tokens == 0
+
+
+def test_a_mended_anchor_is_asked_for_no_more() -> None:
+    engine = outvoted()
+    repair(engine, engine.lineage)
+    engine.apply()
+    engine.tick(10 * Timing().beat_s)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE)
+    for job in engine.jobs(Attest):
+        engine.done(job, digest=TRUE)
+    for _ in range(80):
+        engine.tick(Timing().beat_s)
+        for peer in PEERS[:2]:
+            attest(engine, peer, TRUE)
+    assert engine.now > 2 * Timing().evict_after_s
+    assert asked(engine) == []
+
+
+def test_each_try_waits_twice_as_long_as_the_last_and_asks_another_one() -> None:
+    """Some machines never compute the same bits as others."""
+    engine, times, peers = outvoted(3), [], []
+    began = engine.now
+    for _ in range(200):
+        engine.tick(1.0)
+        for peer in PEERS[:3]:
+            attest(engine, peer, TRUE)
+        for peer in asked(engine):
+            times.append(round(engine.now - began))
+            peers.append(peer)
+            engine.receive(state_of(engine.lineage, peer=peer))
+            (job,) = engine.jobs(Install)
+            engine.done(job)
+            engine.apply()
+        for job in engine.jobs(Attest):
+            engine.done(job, digest=OURS)
+    pauses = [after - before for before, after in pairwise(times)]
+    least = Timing().evict_after_s
+    assert len(pauses) == 2
+    assert pauses[0] == pytest.approx(least, abs=8)
+    assert pauses[1] == pytest.approx(2 * least, abs=8)
+    assert sorted(peers) == sorted(PEERS[:3])
+
+
+def test_a_peer_that_hands_nothing_over_is_not_asked_again_at_once() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    engine.engine.pulling.unreachable(engine.now, to, 0)
+    engine.tick(Timing().beat_s)
+    assert asked(engine) == []
+
+
+def test_a_peer_that_is_doubted_is_not_asked() -> None:
+    engine = outvoted()
+    first, second = sorted(PEERS[:2])
+    engine.engine.state.claims.failed(engine.now, first, 10.0, Timing().beat_s)
+    engine.tick(0.1)
+    assert asked(engine) == [second]
+
+
+def test_in_lockstep_the_round_of_the_offer_is_still_waited_for() -> None:
+    """No round was missed."""
+    engine = outvoted()
+    state = engine.engine.state
+    state.schedule = replace(state.schedule, adopt_after=0)
+    engine.step(4)
+    engine.offer(0)
+    assert engine.engine.boundaries.must_wait()
+    repair(engine, engine.lineage)
+    engine.apply()
+    assert engine.engine.boundaries.must_wait()
+
+
+@pytest.mark.parametrize("why", ["one word is enough", "they have not trained", "of an old anchor"])
+def test_words_that_do_not_count(why: str) -> None:
+    engine = beside(2)
+    state = engine.engine.state
+    key = None
+    if why == "one word is enough":
+        state.policies = replace(state.policies, limits=Limits(majority=False))
+    if why == "of an old anchor":
+        key = engine.lineage.key._replace(digest=b"other branch")
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE, key, step=0 if why == "they have not trained" else 3)
+    engine.tick(0.1)
+    assert asked(engine) == []
+
+
+def test_those_that_have_gone_have_no_word_any_more() -> None:
+    engine = beside(2)
+    attest(engine, PEER, TRUE)
+    engine.tick(Timing().suspect_after_s + 1)
+    attest(engine, THIRD, TRUE)
+    engine.tick(0.1)
+    assert asked(engine) == []
+
+
+def test_an_anchor_that_nobody_asked_for_is_not_taken_in_place_of_the_same() -> None:
+    engine = beside(2)
+    engine.receive(state_of(engine.lineage, peer=PEER))
+    assert engine.jobs(Install) == []
+
+
+def confirmed(count: int, said: Mapping[PeerId, bytes], *, handed_over: bool = True) -> bool:
+    """Whether a learner whose anchor these have attested keeps it once all attest another one."""
+    engine = beside(count, handed_over=handed_over)
+    for peer, digest in said.items():
+        attest(engine, peer, digest)
+    advance(engine)
+    for peer in PEERS[:count]:
+        attest(engine, peer, TRUE)
+    engine.tick(0.1)
+    return asked(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "said", "is_confirmed"),
+    [
+        (2, {}, False),
+        (2, {PEER: OURS}, True),
+        (3, {PEER: OURS}, False),
+        (3, {PEER: OURS, THIRD: OURS}, True),
+        (4, {PEER: OURS, THIRD: OURS}, True),
+        (4, {PEER: OURS, THIRD: b"another"}, False),
+    ],
+)
+def test_what_most_have_attested_since_is_kept(
+    count: int, said: Mapping[PeerId, bytes], is_confirmed: bool
+) -> None:
+    """If one of three deceives another, these two are not to deceive the third."""
+    assert confirmed(count, said) == is_confirmed
+
+
+def test_a_learner_that_came_to_its_anchor_by_seals_keeps_it() -> None:
+    assert confirmed(3, {}, handed_over=False)
+
+
+def test_what_is_handed_over_anew_is_in_question_again() -> None:
+    engine = beside(2)
+    for peer in PEERS[:2]:
+        attest(engine, peer, OURS)
+    assert not engine.fragment.held.is_in_question
+    ahead = grown(grown(engine.lineage))
+    for peer in PEERS[:2]:
+        engine.beat(peer, ahead, step=3)
+    engine.receive(state_of(ahead))
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    assert engine.fragment.held.is_in_question
+
+
+def test_an_anchor_that_is_founded_is_not_in_question() -> None:
+    held = Held()
+    held.begin_anew(handed_over=True)
+    held.begin_anew(handed_over=False)
+    assert not held.is_in_question

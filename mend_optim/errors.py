@@ -9,9 +9,10 @@ MendError
 from __future__ import annotations
 
 from contextlib import suppress
-from numbers import Real
+from dataclasses import fields
+from numbers import Integral, Real
 from operator import index
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class MendError(Exception):
@@ -71,6 +72,24 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def plain_number(value: Any) -> Any:
+    """A number of numpy's or torch's as Python's own int or float; anything else as it is.
+
+    Learners compare the text of their settings, and `numpy.int64(8)` must read 8 there."""
+    if isinstance(value, bool):
+        return value
+    with suppress(TypeError, OverflowError):
+        is_broken = isinstance(value, Real) and not isinstance(value, Integral)
+        return float(value) if is_broken else index(value)
+    return value
+
+
+def take_plain_numbers(record: Any) -> None:
+    """Make the numbers of a frozen dataclass plain, before they are checked."""
+    for field in fields(record):
+        object.__setattr__(record, field.name, plain_number(getattr(record, field.name)))
+
+
 def require(holds: bool, argument: str, value: object, bound: str, remedy: str = "") -> None:
     """Raise `UsageError("argument must be bound, got value; remedy")` unless `holds`."""
     if not holds:
@@ -92,15 +111,11 @@ def unreachable(value: NoReturn) -> NoReturn:
 
 
 def whole_number(argument: str, value: object) -> int:
-    """An argument that counts something, as an int. Numbers of numpy and torch are whole if Python
-    takes them for an index.
+    """An argument that counts something, as an int.
 
     Raises:
         UsageError: the value is no whole number of at least 0.
     """
-    number = -1
-    # A tensor has the method, and refuses where it holds no whole number.
-    with suppress(TypeError):
-        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    require(number >= 0, argument, value, "an int >= 0")
-    return number
+    number = plain_number(value)
+    require(type(number) is int and number >= 0, argument, value, "an int >= 0")
+    return int(number)

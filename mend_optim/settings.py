@@ -25,7 +25,7 @@ from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.environment import stand_in, warn_of_unknown
-from mend_optim.errors import PeerError, require, require_instance
+from mend_optim.errors import PeerError, plain_number, require, require_instance
 from mend_optim.given_names import learner_name, zone_name
 from mend_optim.given_peers import GivenPeers, read_peers
 from mend_optim.membership.failslow import FailSlow
@@ -337,6 +337,7 @@ def read_settings(
     require(isinstance(limits, Limits), "limits", limits, "a Limits(learners=…)")
     check_group(group)
     _check_reports(ledger, on_event)
+    tokens_per_step = plain_number(tokens_per_step)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
     policies = Policies(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import BACK, MOST, PART, Later, Piece, Scratch, Shape, view
-from mend_optim.errors import PeerError, require
+from mend_optim.errors import PeerError, require, take_plain_numbers
 
 #: The smallest scale.
 LEAST_SCALE = 2.0**-126
@@ -379,6 +379,7 @@ class Blockwise:
         return self.block
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require(is_block(self.block), "block", self.block, "a power of two from 16 to 65536")
         require(self.back in BACK, "back", self.back, f"one of {BACK}")
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import BACK, MOST, Piece, Scratch, Shape, as_floats, bf16, view
-from mend_optim.errors import PeerError, is_number, require
+from mend_optim.errors import PeerError, is_number, require, take_plain_numbers
 
 #: Bytes of a product computed at a time: they stay in a cache.
 BLOCK = 1 << 20
@@ -159,6 +159,7 @@ class PowerSGD:
     coalesce = 0
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         possible = type(self.rank) is int and 1 <= self.rank <= RANKS
         require(possible, "rank", self.rank, f"an int from 1 to {RANKS}")
         require(type(self.bits) is int and self.bits in FACTORS, "bits", self.bits, "8 or 16")

@@ -27,7 +27,7 @@ from mend_optim.codecs.packing import (
     require_bounded,
     view,
 )
-from mend_optim.errors import PeerError, is_number, require
+from mend_optim.errors import PeerError, is_number, require, take_plain_numbers
 
 #: Elements among which the largest are chosen.
 CHUNK = 4096
@@ -229,6 +229,7 @@ class Sparse:
     coalesce = 0
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         within = is_number(self.density) and 0 < self.density <= 1
         require(within, "density", self.density, "a number in (0, 1]")
         require(self.back in BACK, "back", self.back, f"one of {BACK}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mend_optim.engine.absence import LEAST_SHARE, Absence
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 
 #: The gain of a correction that is at most so many inner steps late; beyond, `LATE_GAIN`.
 GAINS = ((1, 1.0), (3, 0.5))
@@ -56,6 +56,7 @@ class Adoption:
     share: float | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for name, least in (("gain", 0), ("share", LEAST_SHARE)):
             value = getattr(self, name)
             known = value is None or (is_number(value) and 0 < value <= 1 and value >= least)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 
 ORDERS = ("first", "second")
 
@@ -49,6 +49,7 @@ class Moment:
     exact: bool = False
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require(
             isinstance(self.name, str) and self.name != "",
             "moment.name",
@@ -90,6 +91,7 @@ class MomentSchedule:
     states: tuple[Moment, ...] = ()
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for order in ORDERS:
             period = getattr(self, order)
             whole = type(period) is int and period >= 1

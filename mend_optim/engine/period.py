@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from mend_optim.engine.schedule import Schedule
-from mend_optim.errors import is_number, require, require_instance
+from mend_optim.errors import (
+    is_number,
+    plain_number,
+    require,
+    require_instance,
+    take_plain_numbers,
+)
 
 #: A learner tells its median once it has seen so many rounds, and of no more than so many. Rounds
 #: with an earlier period count, too: how long they take hardly depends on how often they begin.
@@ -52,6 +58,7 @@ class AutoPeriod:
     bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for name, smallest in (("least", 1), ("most", self.least)):
             value = getattr(self, name)
             whole = type(value) is int and value >= smallest
@@ -116,6 +123,7 @@ def read_period(
         UsageError: an argument is wrong.
     """
     require_instance("sync_every", sync_every)
+    sync_every, adopt_after = plain_number(sync_every), plain_number(adopt_after)
     auto = AutoPeriod() if sync_every == "auto" else sync_every
     if not isinstance(auto, AutoPeriod):
         number = type(auto) is int and auto >= 1

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 from mend_optim.protocol.lineage import PeerId
 
 
@@ -28,6 +28,7 @@ class Quorum:
     minimum: int | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         if self.minimum is not None:
             require(
                 type(self.minimum) is int and self.minimum >= 1,
@@ -73,6 +74,7 @@ class Grace:
     fraction: float | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require(
             is_number(self.max_s) and self.max_s >= 0,
             "grace.max_s",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 from mend_optim.membership.changepoint import LONGEST, NOISE, RunLengths
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Level
@@ -75,6 +75,7 @@ class FailSlow:
     restart_s: float = 300.0
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for name, least in (("threshold", 1.1), ("score", 0), ("recover", 1), ("restart_s", 0)):
             value = getattr(self, name)
             require(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mend_optim.errors import require
+from mend_optim.errors import plain_number, require
 
 #: Bytes of float32 that take as long as a round takes by itself. A link of 1 Gbit/s sends them in 8
 #: milliseconds.
@@ -50,6 +50,7 @@ class FragmentCount:
 
 def read_fragments(fragments: int | str) -> FragmentCount:
     """The argument `fragments` of `MendOptimizer`. Raises `UsageError`."""
+    fragments = plain_number(fragments)
     if fragments == "auto":
         return FragmentCount()
     number = type(fragments) is int and fragments >= 1

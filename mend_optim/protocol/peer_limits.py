@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-from mend_optim.errors import require
+from mend_optim.errors import require, take_plain_numbers
 
 #: The greatest counter: tokens, versions, steps, sequence numbers, incarnations. Sums of two of
 #: them still fit into the 64 bits of the wire.
@@ -57,6 +57,7 @@ class Limits:
     majority: bool = True
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require(
             type(self.learners) is int and 2 <= self.learners <= MOST_LEARNERS,
             "limits.learners",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 
 #: The longest timeout in seconds; every timer can take it.
 LONGEST_S = 10**6
@@ -35,6 +35,7 @@ class Timing:
     evict_after_s: float = 30.0
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for name in ("beat_s", "round_timeout_s", "evict_after_s"):
             value = getattr(self, name)
             require(

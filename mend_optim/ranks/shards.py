@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from mend_optim.errors import UsageError, require
+from mend_optim.errors import UsageError, require, take_plain_numbers
 from mend_optim.model.layout import is_distributed
 from mend_optim.ranks.pieces import Indices, Piece, Runs, dealt, runs_of
 
@@ -50,6 +50,7 @@ class Split:
     blocks: int = 1
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require(type(self.dim) is int, "shards: dim", self.dim, "an int")
         valid = type(self.blocks) is int and self.blocks >= 1
         require(valid, "shards: blocks", self.blocks, "an int >= 1")

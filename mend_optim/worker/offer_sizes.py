@@ -31,7 +31,7 @@ from torch import Tensor
 
 from mend_optim.codecs.packing import RAW, raw, view
 from mend_optim.engine.effects import Outsize
-from mend_optim.errors import PeerError, is_number, require
+from mend_optim.errors import PeerError, is_number, require, take_plain_numbers
 from mend_optim.protocol.messages import SIZES, Offer, Packet, Seal, Sections
 
 #: Offers that are remembered.
@@ -75,6 +75,7 @@ class Guard:
     clip: bool = False
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         good = is_number(self.norm) and 2 <= self.norm < math.inf
         require(good, "guard.norm", self.norm, "a finite number >= 2")
         require(isinstance(self.clip, bool), "guard.clip", self.clip, "a bool")

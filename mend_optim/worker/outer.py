@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, take_plain_numbers
 from mend_optim.worker.merge import blocks
 
 
@@ -110,6 +110,7 @@ Outer = Nesterov | DiLoCoNesterov
 
 def _check_factors(outer: Outer, size: str) -> None:
     """Check the factor named `size`, and the momentum. Raises `UsageError`."""
+    take_plain_numbers(outer)
     factor, momentum = getattr(outer, size), outer.momentum
     require(is_number(factor) and 0 < factor <= 10, f"outer.{size}", factor, "in (0, 10]")
     is_share = is_number(momentum) and 0 <= momentum < 1

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -17,14 +18,21 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import (
+    Adoption,
+    AutoPeriod,
     ClosedError,
     DiLoCoNesterov,
     FailSlow,
     Grace,
+    Guard,
+    Int8,
+    Limits,
     MendOptimizer,
     MomentSchedule,
     Nesterov,
+    PowerSGD,
     Quorum,
+    Sparse,
     Timing,
     UsageError,
 )
@@ -392,6 +400,58 @@ def test_numbers_of_other_libraries_are_counted(n: Any) -> None:
     optimizer.count_tokens(n)
     step(optimizer, 1.0)
     assert optimizer.status().tokens == 3
+
+
+@pytest.mark.parametrize("whole", [numpy.int64, numpy.uint8, torch.tensor])
+def test_whole_numbers_of_other_libraries_are_those_of_python(whole: Any) -> None:
+    """Learners compare the text of their settings."""
+    arguments = {"sync_every": 4, "fragments": 1, "adopt_after": 2, "tokens_per_step": 8}
+    policies = {
+        "quorum": lambda n: Quorum(minimum=n(1)),
+        "limits": lambda n: Limits(learners=n(4), receive_bytes=None),
+        "failslow": lambda n: FailSlow(patience=n(2)),
+        "moments": lambda n: MomentSchedule(first=n(2), second=n(4)),
+        "codec": lambda n: PowerSGD(rank=n(4), bits=n(8), seed=n(1)),
+    }
+
+    def settings(kind: Any) -> Any:
+        plain = {name: kind(value) for name, value in arguments.items()}
+        made = {name: make(kind) for name, make in policies.items()}
+        return MendOptimizer(descent(1.0), name="a", **plain, **made)._run.settings
+
+    assert repr(settings(whole)) == repr(settings(int))
+    assert repr(AutoPeriod(least=whole(2), most=whole(9))) == repr(AutoPeriod(least=2, most=9))
+    assert repr(Int8(block=whole(64))) == repr(Int8(block=64))
+    assert repr(settings_of(quorum=whole(1))) == repr(settings_of(quorum=1))
+
+
+@pytest.mark.parametrize("broken", [numpy.float64, numpy.float32, Fraction])
+def test_broken_numbers_of_other_libraries_are_those_of_python(broken: Any) -> None:
+    half, two = broken(0.5), broken(2)
+    pairs = [
+        (Grace(max_s=two, fraction=half), Grace(max_s=2.0, fraction=0.5)),
+        (Timing(beat_s=half), Timing(beat_s=0.5)),
+        (Nesterov(gain=two, momentum=half), Nesterov(gain=2.0, momentum=0.5)),
+        (AutoPeriod(bytes_per_s=two), AutoPeriod(bytes_per_s=2.0)),
+        (FailSlow(threshold=two), FailSlow(threshold=2.0)),
+        (Adoption(gain=half), Adoption(gain=0.5)),
+        (Guard(norm=two), Guard(norm=2.0)),
+        (Sparse(density=half), Sparse(density=0.5)),
+        (settings_of(grace=two), settings_of(grace=2.0)),
+    ]
+    for theirs, plain in pairs:
+        assert repr(theirs) == repr(plain)
+
+
+@pytest.mark.parametrize("value", [numpy.float64(2), torch.tensor(2.0), numpy.bool_(True), "2"])
+def test_what_is_no_whole_number_of_another_library_is_refused(value: Any) -> None:
+    for argument in ("sync_every", "fragments", "tokens_per_step", "quorum"):
+        with pytest.raises(UsageError, match=f"{argument}[a-z.]* must be .*an int >= 1"):
+            settings_of(**{argument: value})
+
+
+def settings_of(**arguments: Any) -> Any:
+    return MendOptimizer(descent(1.0), name="a", **arguments)._run.settings
 
 
 def test_zero_tokens_may_be_counted() -> None:

@@ -1,0 +1,18 @@
+"""Mutants of what a learner owes to the script that drives it."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+ARGUMENTS = of("together/test_bad_input", "other_libraries or another_library")
+
+SCRIPT_MUTANTS = (
+    Mutant(
+        "a-number-of-numpy-stays-what-it-is",
+        7,
+        "errors",
+        "return float(value) if is_broken else index(value)",
+        "return value",
+        ARGUMENTS,
+    ),
+)

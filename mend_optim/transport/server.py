@@ -4,7 +4,7 @@ peers open."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -36,8 +36,16 @@ log = BackgroundLog("mend_optim.transport")
 GRACE_S = 0.1
 #: Why a hello is not looked at.
 OVERRUN = "too many hellos come at a time; try again"
-#: Seconds between two attempts to listen anew.
+#: Seconds between the first two attempts to listen anew, and at most between any two.
 REBIND_S = 0.05
+MOST_REBIND_S = 5.0
+#: Seconds that the look after the credentials waits for a port that is taken.
+HELD_UP_S = 1.0
+LOST = (
+    "%s: another process has taken port %d while this learner listened anew with new credentials: "
+    "nobody can dial it until the port is free"
+)
+FOUND = "%s: listens on port %d again"
 
 End = Callable[[Link, Served], Awaitable[None]]
 """The server's end of a stream."""
@@ -97,6 +105,8 @@ class Server:
         self._leaving: dict[asyncio.Task[None], Any] = {}
         self._host = ""
         self._port = 0
+        #: Listens anew, after the credentials were renewed.
+        self._returning: asyncio.Task[None] | None = None
 
     async def start(self, listen: str, listen_from: str) -> int:
         """Listen; return the port. Raises `UsageError` if this machine cannot listen there."""
@@ -134,19 +144,40 @@ class Server:
 
     async def rebind(self) -> None:
         """Listen anew, with the present credentials. Streams that are open stay with the former
-        server until they end, or until a stream's patience is over."""
+        server until they end, or until a stream's patience is over.
+
+        If another process takes the port in between, attempts go on in the background. They take
+        the credentials that are present by then."""
         if not self._servers:
             return
+        name = self._hello().peer.name
         former = self._servers.pop()
         patience_s = self._timing.round_timeout_s
         leaving = asyncio.get_running_loop().create_task(former.stop(patience_s))
         self._leaving[leaving] = former
         leaving.add_done_callback(self._leaving.pop)
-        # it lets go of the port at once, but not before it has run
+        self._returning = asyncio.get_running_loop().create_task(self._return(name))
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.returning(), HELD_UP_S)
+
+    async def returning(self) -> None:
+        """Wait until it listens after the last `rebind`. Whoever waits no longer stops nothing."""
+        if self._returning:
+            await asyncio.shield(self._returning)
+
+    async def _return(self, name: str) -> None:
+        # the former server lets go of the port at once, but not before it has run
         await asyncio.sleep(0)
-        while not await self._serve_at(self._host, self._port):
-            log.debug("port %d is still taken", self._port)
-            await asyncio.sleep(REBIND_S)
+        is_told = False
+        for pause_s in pauses():
+            if await self._serve_at(self._host, self._port):
+                break
+            if pause_s == MOST_REBIND_S and not is_told:
+                is_told = True
+                log.warning(LOST, name, self._port)
+            await asyncio.sleep(pause_s)
+        if is_told:
+            log.info(FOUND, name, self._port)
 
     @property
     def port(self) -> int:
@@ -155,6 +186,9 @@ class Server:
 
     async def stop(self) -> None:
         """Stop listening, and end the streams that are open."""
+        if self._returning:
+            self._returning.cancel()
+            await asyncio.wait([self._returning])
         for server in (*self._servers, *self._leaving.values()):
             await server.stop(GRACE_S)
         PORTS.discard(self._port)
@@ -244,3 +278,11 @@ class Server:
             await self._links.converse(link, stream)
         finally:
             self._hung_up()
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between the attempts to listen on a port that is taken."""
+    pause_s = REBIND_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, MOST_REBIND_S)

@@ -135,8 +135,22 @@ SECURITY_MUTANTS = (
     mutant(
         "a-taken-port-is-given-up",
         "server",
-        "while not await self._serve_at(self._host, self._port):",
-        "if not await self._serve_at(self._host, self._port):",
+        "            await asyncio.sleep(pause_s)\n",
+        "            break\n",
+        RENEWAL,
+    ),
+    mutant(
+        "a-taken-port-holds-up-the-look-after-credentials",
+        "server",
+        "await asyncio.wait_for(self.returning(), HELD_UP_S)",
+        "await self.returning()",
+        RENEWAL,
+    ),
+    mutant(
+        "a-taken-port-is-asked-for-all-the-time",
+        "server",
+        "min(2 * pause_s, MOST_REBIND_S)",
+        "pause_s",
         RENEWAL,
     ),
     mutant(

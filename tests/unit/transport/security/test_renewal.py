@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from mend_optim import Credentials
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Call
-from mend_optim.transport import renewal
+from mend_optim.transport import renewal, server
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.renewal import Renewal
@@ -225,6 +226,72 @@ async def test_a_port_that_is_taken_for_a_moment_is_waited_for(folder: Folder) -
     await look(b)
     assert next(failures, None) is None
     assert await shown_at(b.address) == new
+
+
+class Taken:
+    """Another process has the port of a server that listens anew, until it is `free`."""
+
+    def __init__(self, b: Learner) -> None:
+        self.free = False
+        self._binding: Callable[..., int] = b.transport._security.bind
+        b.transport._security.bind = self._bind  # type: ignore[method-assign]
+
+    def _bind(self, server: Any, address: str) -> int:
+        if not self.free:
+            raise RuntimeError("taken")
+        return self._binding(server, address)
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REBIND_S", 0.001)
+    monkeypatch.setattr(server, "MOST_REBIND_S", 0.004)
+    monkeypatch.setattr(server, "HELD_UP_S", 0.02)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_while_another_process_has_its_port_a_learner_sends_the_denied_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @scenario
+    async def run(crew: Crew) -> None:
+        folder = Folder(tmp_path, crew)
+        a, b = await folder.pair()
+        taken = Taken(b)
+        folder.issue_again("b")
+        await look(b)
+        folder.deny("b", "a")
+        new = folder.issue_again("b")
+        await look(b)
+        await b.gone(a)
+        taken.free = True
+        await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
+        assert await shown_at(b.address) == new
+
+    with caplog.at_level(logging.INFO):
+        run()
+    words = [record.getMessage() for record in caplog.records if "port" in record.getMessage()]
+    lost, found = words
+    assert lost.startswith("b: another process has taken port ")
+    assert found.startswith("b: listens on port ")
+
+
+@pytest.mark.usefixtures("_hasty")
+@with_files
+async def test_a_learner_whose_port_is_taken_can_leave(folder: Folder) -> None:
+    b = await folder.start("b")
+    Taken(b)
+    folder.issue_again("b")
+    await look(b)
+    await b.transport.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await b.transport._server.returning()
+
+
+def test_a_port_that_stays_taken_is_asked_for_ever_more_rarely() -> None:
+    pauses = list(islice(server.pauses(), 12))
+    assert pauses[:3] == [0.05, 0.1, 0.2]
+    assert pauses[-2:] == [server.MOST_REBIND_S] * 2
 
 
 # ── wrong files ───────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,8 @@ from mend_optim.finish import Finish
 from mend_optim.model.copies import flat, sketch
 from mend_optim.model.layout import Layout
 from mend_optim.model.plain_mode import in_plain_mode
+from mend_optim.runtime.learner import Learner
+from mend_optim.status import Status, status_alone
 from mend_optim.worker.checkpoint import Checkpoint, with_group
 from mend_optim.wrapped_parameters import WrappedParameters
 
@@ -103,6 +105,17 @@ class RunHistory:
             tokens=self.tokens,
             rate=self.rate,
             weights=self._model.sketches(own) if known else saved.weights,
+        )
+
+    def status(self, name: str, learner: Learner | None, seconds_in_mend: float) -> Status:
+        """Where the learner of this name stands; None without peers."""
+        if learner is None:
+            return status_alone(name, self.step, self.tokens, self.position)
+        return learner.status(
+            step=self.step,
+            tokens=self.tokens,
+            head_start=self.head_start,
+            seconds_in_mend=seconds_in_mend,
         )
 
     @in_plain_mode

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
-from mend_optim.errors import UsageError, require
+from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
 from mend_optim.model.closure import has_closure, only_loss
@@ -35,9 +35,10 @@ from mend_optim.ranks.guard import refuse_late_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
+from mend_optim.runtime.one_joiner import OneJoiner
 from mend_optim.settings import Settings
 from mend_optim.sole_trainer import refuse_added, refuse_second
-from mend_optim.status import Status, status_alone
+from mend_optim.status import Status
 from mend_optim.worker.checkpoint import Checkpoint, is_past, to_state
 from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
@@ -50,9 +51,6 @@ IN_CHILD = (
 ALONE = (
     "rollback() must be called with peers, got none: load the model's and the optimizer's "
     "checkpoint with load_state_dict() instead"
-)
-UNMERGED = (
-    "take a later one; or load the weights that you want on every learner, and start them all anew"
 )
 REFUSED = (
     "the checkpoint's anchors were refused, and nothing has changed: the event 'fault' tells why"
@@ -109,6 +107,8 @@ class TrainingRun:
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
         self.handover: Handover | None = None
+        self._joiner = OneJoiner()
+        self._joined_by: Handover | None = None
         # Whether the frozen parameters have been found to be finite since it joined.
         self._is_checked = False
         self._count = TokenCount()
@@ -237,6 +237,13 @@ class TrainingRun:
 
         Returns the learner, its handover, and whether the cluster's weights have just replaced
         this learner's."""
+        if self.learner and self.handover and self.handover is self._joined_by:
+            return self.learner, self.handover, False
+        with self._joiner.of(self.learner):
+            learner, self._joined_by, replaced = self._join_once()
+        return learner, self._joined_by, replaced
+
+    def _join_once(self) -> tuple[Learner, Handover, bool]:
         if self._starts_late:
             self._start()
         assert self.learner is not None
@@ -317,7 +324,7 @@ class TrainingRun:
             self.learner.require_open()
         self.refuse_misplaced("rollback")
         loaded = self.model.read(state_dict.get("mend", state_dict), regroup=False)
-        _require_merged(loaded)
+        loaded.require_merged()
         saved = loaded.saved
         learner, handover = self._joined_for("rollback")
         if not handover.roll_back(saved, self.model.check):
@@ -426,15 +433,7 @@ class TrainingRun:
     def status(self) -> Status:
         """Where this learner stands."""
         # Another thread may ask, while this one starts a new learner in place of the old one.
-        history, learner = self.history, self.learner
-        if learner is not None:
-            return learner.status(
-                step=history.step,
-                tokens=history.tokens,
-                head_start=history.head_start,
-                seconds_in_mend=self._seconds_in_mend,
-            )
-        return status_alone(self.settings.name, history.step, history.tokens, history.position)
+        return self.history.status(self.settings.name, self.learner, self._seconds_in_mend)
 
     def close(self) -> None:
         """`MendOptimizer.close`."""
@@ -472,15 +471,6 @@ def _among_peers(alone: Checkpoint, learner: Learner, handover: Handover) -> Che
         history=(*alone.history, str(learner.me)),
         fragments=handover.keep(),
     )
-
-
-def _require_merged(loaded: Loaded) -> None:
-    """Raise `UsageError` unless each of the wrapped fragments has been merged."""
-    fragments = loaded.layout.parts if loaded.layout else 1
-    anchors = [kept.standing.lineage for kept in loaded.saved.fragments]
-    merged = sum(anchor.version > 0 for anchor in anchors[:fragments])
-    bound = f"a checkpoint by whose time all {fragments} fragments had been merged"
-    require(merged == fragments, "state_dict", merged, bound, UNMERGED)
 
 
 def _own_tensors(run: TrainingRun) -> OwnTensors:

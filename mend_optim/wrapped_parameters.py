@@ -13,7 +13,7 @@ from torch import Tensor, dtype
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mend_optim.errors import UsageError
+from mend_optim.errors import UsageError, require
 from mend_optim.model.copies import belong_to, own_part, sketches
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
@@ -29,6 +29,10 @@ FROZEN = (
     "a mask a buffer, or give the optimizer only the parameters that it trains"
 )
 
+UNMERGED = (
+    "take a later one; or load the weights that you want on every learner, and start them all anew"
+)
+
 
 class Loaded(NamedTuple):
     """A checkpoint, and the layout, the numbers of wrapped groups and of fragments and the order
@@ -39,6 +43,14 @@ class Loaded(NamedTuple):
     wrapped_groups: int
     fragments: FragmentCount
     by_name: bool = True
+
+    def require_merged(self) -> None:
+        """Raise `UsageError` unless each of the wrapped fragments has been merged."""
+        fragments = self.layout.parts if self.layout else 1
+        anchors = [kept.standing.lineage for kept in self.saved.fragments]
+        merged = sum(anchor.version > 0 for anchor in anchors[:fragments])
+        bound = f"a checkpoint by whose time all {fragments} fragments had been merged"
+        require(merged == fragments, "state_dict", merged, bound, UNMERGED)
 
 
 class _Listing(NamedTuple):

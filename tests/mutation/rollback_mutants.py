@@ -200,7 +200,7 @@ ROLLBACK_MUTANTS = (
     ),
     mutant(
         "back-to-first-weights",
-        "training_run",
+        "wrapped_parameters",
         "    require(merged == fragments,",
         "    require(True,",
         REFUSALS,

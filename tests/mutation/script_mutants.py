@@ -15,4 +15,12 @@ SCRIPT_MUTANTS = (
         "return value",
         ARGUMENTS,
     ),
+    Mutant(
+        "two-threads-join-beside-each-other",
+        7,
+        "runtime/one_joiner",
+        "nullcontext() if learner and learner.closed else self._lock",
+        "nullcontext()",
+        of("together/test_threads"),
+    ),
 )

@@ -46,6 +46,10 @@ JUMPED = (
     "weights were replaced after step {}, and the jump counts as progress: call reset_progress() "
     "after you load weights in mid-run, unless all learners load the same"
 )
+REPLACED = (
+    "weights were replaced after step {}, and finish() puts the merged model in their place: load "
+    "weights after finish(), on every learner"
+)
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
     "there is: {there}"
@@ -73,6 +77,8 @@ class Handover:
         self._named = {moment.name for moment in periods.states} if periods else set[str]()
         # Whether the user was told that an anchor is not trained yet.
         self._told_fresh = False
+        # Whether weights were replaced after the last step, before the end.
+        self._replaced = False
 
     @property
     def _layout(self) -> Layout:
@@ -182,6 +188,7 @@ class Handover:
 
     def after_step(self, check: Callable[[], None]) -> None:
         """An inner step was taken and counted."""
+        self._replaced = False
         self._tensors.watch.stepped()
         self.run(check)
 
@@ -207,6 +214,7 @@ class Handover:
         not in place of work that nobody is left to merge. None if that takes too long."""
         learner = self._learner
         deadline = time.monotonic() + timeout_s
+        self._replaced |= self._tensors.watch.replaced_at_end()
         learner.rest(finishing=True)
         with learner.network.wait_bar("finish() waits", finishing) as bar:
             while True:
@@ -218,7 +226,10 @@ class Handover:
                     break
                 learner.wait_for_end(min(left, self._settings.policies.timing.beat_s))
         if ended and not ended.keeps_own:
-            self._take_anchors(for_good=True)
+            # All that agree hold the first weights, too, if nobody has trained them.
+            has_put = self._take_anchors(for_good=True, fresh=ended.agreed and not ended.alone)
+            if has_put and self._replaced:
+                learner.tell(Event("jumped", REPLACED.format(learner.step_count())))
         return ended
 
     @in_plain_mode
@@ -243,18 +254,20 @@ class Handover:
         self.run(check)
         return taken
 
-    def _take_anchors(self, *, for_good: bool) -> None:
-        """Write the anchors into the parameters, except first weights that nobody has trained."""
-        fresh = self._learner.fresh_fragments()
+    def _take_anchors(self, *, for_good: bool, fresh: bool = False) -> bool:
+        """Write the anchors into the parameters, except first weights that nobody has trained,
+        unless `fresh`. Returns whether there were any."""
+        left_out = set() if fresh else self._learner.fresh_fragments()
         pairs = zip(self._layout.fragments, self._learner.anchors(), strict=True)
         for fragment, anchor in pairs:
-            if fragment.index not in fresh:
+            if fragment.index not in left_out:
                 self._tensors.put(fragment.index, anchor, for_good=for_good)
-        if fresh and not self._told_fresh:
+        is_all = len(left_out) == len(self._layout.fragments)
+        if left_out and not self._told_fresh:
             self._told_fresh = True
-            is_all = len(fresh) == len(self._layout.fragments)
-            text = FRESH if is_all else FRESH_PART.format(sorted(fresh))
+            text = FRESH if is_all else FRESH_PART.format(sorted(left_out))
             log.warning("%s: %s", self._settings.name, text)
+        return not is_all
 
     def extend(
         self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int, float]

@@ -74,10 +74,13 @@ class WeightsWatch:
     def moving(self) -> Iterator[None]:
         """Surround what this library does to the weights: it is neither training nor a jump."""
         self._give_up_if_reshaped()
+        is_as_left = not self._steps and self._present_versions() == self._versions
         before = self._sample()
         yield
-        moved = zip(self._base, before, self._sample(), strict=True)
-        self._base = [base + (new - old) for base, old, new in moved]
+        after = self._sample()
+        # Sums would round what is compared to the bit before the first step.
+        moved = zip(self._base, before, after, strict=True)
+        self._base = after if is_as_left else [base + (new - old) for base, old, new in moved]
         self._versions = self._present_versions()
 
     def restarted(self) -> None:
@@ -99,6 +102,16 @@ class WeightsWatch:
         if self._steps % SPAN == 0 and self._steps:
             self._measure()
         return self._found
+
+    def replaced_at_end(self) -> bool:
+        """Whether the weights were replaced since the last step, and no other one follows. Before
+        the first step, whatever has moved them was no training."""
+        if self._present_versions() == self._versions:
+            return False
+        self._give_up_if_reshaped()
+        if self._steps:
+            return bool(self._trained) and self._jumped()
+        return not all(map(torch.equal, self._base, self._sample()))
 
     @torch.no_grad()
     def _measure(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant_list import Mutant, of
 
+ENDS = of("together/test_finish", "no_step_has_moved")
 ARGUMENTS = of("together/test_bad_input", "other_libraries or another_library")
 
 SCRIPT_MUTANTS = (
@@ -22,5 +23,37 @@ SCRIPT_MUTANTS = (
         "nullcontext() if learner and learner.closed else self._lock",
         "nullcontext()",
         of("together/test_threads"),
+    ),
+    Mutant(
+        "weights-that-no-step-has-moved-stay-at-the-end",
+        7,
+        "handover",
+        "fresh=ended.agreed and not ended.alone",
+        "fresh=False",
+        ENDS,
+    ),
+    Mutant(
+        "a-learner-alone-loses-what-no-step-has-moved",
+        7,
+        "handover",
+        "fresh=ended.agreed and not ended.alone",
+        "fresh=ended.agreed",
+        ENDS,
+    ),
+    Mutant(
+        "weights-that-were-replaced-before-an-end-are-not-told-of",
+        7,
+        "handover",
+        "self._replaced |= self._tensors",
+        "self._tensors",
+        ENDS,
+    ),
+    Mutant(
+        "what-the-library-adds-before-the-first-step-is-a-jump",
+        7,
+        "model/weights_watch",
+        "after if is_as_left else [",
+        "[",
+        of("unit/model/test_weights_watch"),
     ),
 )

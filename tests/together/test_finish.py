@@ -4,6 +4,8 @@ them took."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +16,12 @@ from torch.optim import SGD
 
 from mend_optim import Adoption, ClosedError, Finish, MendError, MendOptimizer, PowerSGD, UsageError
 from mend_optim.finish import NOBODY_YET, TOO_FEW
+from mend_optim.handover import REPLACED
 from tests.support.learners import (
     LOOPBACK,
     PATIENCE_S,
     TIMING,
+    Watch,
     cluster,
     descent,
     parameters,
@@ -207,6 +211,42 @@ def test_until_something_is_merged_the_global_weights_are_the_own_ones(
         together(a.synchronize, b.synchronize)
         with a.global_weights():
             assert not same(own, parameters(a))
+
+
+def fill(optimizer: MendOptimizer, value: float) -> None:
+    for parameter in parameters(optimizer):
+        parameter.fill_(value)
+
+
+@pytest.mark.parametrize("steps", [0, 40])
+def test_weights_that_no_step_has_moved_are_replaced_and_it_is_told_once(steps: int) -> None:
+    told = Watch()
+    with cluster(noisy(1.0), noisy(1.0), each=[{"on_event": told}, {}], sync_every=2) as (a, b):
+        together(lambda: train(a, steps, 0), lambda: train(b, steps, 1))
+        assert all(together(a.synchronize, b.synchronize))
+        fill(a, 50.0)
+        assert not a.finish(0)
+        found = together(a.finish, b.finish)
+        assert all(found)
+        assert found[0].digest == found[1].digest
+        assert same(parameters(a), parameters(b))
+        a.close()
+        (event,) = told.of("jumped")
+        assert event.text == REPLACED.format(steps)
+
+
+def test_a_learner_that_ends_alone_keeps_what_no_step_has_moved() -> None:
+    told = Watch()
+    timing = replace(TIMING, join_timeout_s=0.1)
+    with closing(
+        MendOptimizer(noisy(1.0), name="a", listen=LOOPBACK, timing=timing, on_event=told)
+    ) as alone:
+        alone.join()
+        fill(alone, 50.0)
+        assert alone.finish()
+        assert parameters(alone)[0][0, 0] == 50.0
+        alone.close()
+        assert told.of("jumped") == []
 
 
 def test_alone_it_is_done_at_once() -> None:

@@ -141,6 +141,32 @@ def test_a_jump_that_was_told_of_is_none() -> None:
     assert script.run(3 * SPAN).found == []
 
 
+def test_at_the_end_weights_of_long_ago_are_a_jump_and_those_of_the_last_step_are_none() -> None:
+    script = Script().run(20 * SPAN + 3)
+    former = script.saved
+    swaps(script)
+    swaps(script)
+    perturbs(script)
+    assert not script.watch.replaced_at_end()
+    script.saved = former
+    script.load()
+    assert script.watch.replaced_at_end()
+
+
+def test_before_the_first_step_each_movement_of_the_weights_is_one_at_the_end() -> None:
+    script = Script()
+    with script.watch.moving(), torch.no_grad():
+        for weight in script.weights:
+            weight.mul_(1e-6)  # no sum of differences gives these to the bit
+    swaps(script)
+    swaps(script)
+    assert not script.watch.replaced_at_end()
+    perturbs(script)
+    assert script.watch.replaced_at_end()
+    script.watch.restarted()
+    assert not script.watch.replaced_at_end()
+
+
 def test_before_there_is_training_to_compare_with_nothing_is_a_jump() -> None:
     script = Script().run(SPAN - 1)
     script.load()

@@ -140,7 +140,7 @@ class TrainingRun:
             return self.inner.step()
         if self.learner is None and not self._starts_late:
             self.history.check()
-            loss = self.inner.step(*args, **kwargs)
+            loss = self._count.during(self.inner.step, *args, **kwargs)
             if not was_skipped(self.inner):
                 self._count_step()
             return loss
@@ -150,7 +150,7 @@ class TrainingRun:
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
         begun = self.begin_step(has_closure(*args, **kwargs))
         step = partial(only_loss, self.inner) if begun.stale else self.inner.step
-        loss = step(*args, **kwargs)
+        loss = self._count.during(step, *args, **kwargs)
         self.end_step(begun)
         return loss
 

@@ -32,6 +32,8 @@ class TokenCount:
         self._early = False
         #: Whether a step has used the present gradients.
         self._used = False
+        #: How many of the counts belong to the step that is being taken.
+        self._kept = 0
 
     @property
     def is_counted(self) -> bool:
@@ -41,6 +43,15 @@ class TokenCount:
     def add(self, n: int, stamp: Hashable) -> None:
         """Count `n` tokens for the coming step."""
         self._counts.append((n, (self._clears, stamp)))
+
+    def during(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take a step. Its closure may clear gradients that it has computed for this very step: the
+        tokens that were counted before stay. What a closure counts each time counts once."""
+        self._kept = len(self._counts)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            self._kept = 0
 
     def take(self, default: int) -> int:
         """The tokens of the step just taken; `default` if none were counted."""
@@ -62,9 +73,10 @@ class TokenCount:
     def cleared(self, unused: bool, stamp: Hashable) -> None:
         """Gradients are cleared. `unused`: there were some, and no step has used them."""
         if unused and not self._used:
-            self._counts = [
-                (n, at) for n, at in self._counts if self._early and at == (self._clears, stamp)
-            ]
+            here: Hashable = (self._clears, stamp)
+            later = self._counts[self._kept :]
+            early = [(n, at) for n, at in later if self._early and at == here]
+            self._counts[self._kept :] = early
         self._clears += 1
         self._early = bool(self._counts)
         self._used = False

@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant("alone-groups-are-copies", 1, "inner_face",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "training_run",
-           "            loss = self.inner.step(*args, **kwargs)\n",
+           "            loss = self._count.during(self.inner.step, *args, **kwargs)\n",
            "            [closure() for closure in args if closure]\n            loss = self.inner.step(*args, **kwargs)\n", ALONE),
     # ── 2: only step() writes parameters ─────────────────────────────────────────────────────────────────────────────
     Mutant("anchor-shares-the-parameters-memory", 2, "own_tensors",
@@ -598,9 +598,8 @@ MUTANTS = (
            (("            if not job.merged_own_offer:\n"
 "                self.drop()\n")), "", ANCHOR),
     Mutant("left-out-steps-tokens-stay", 5, "model/token_count",
-           ("            self._counts = [\n"
-"                (n, at) for n, at in self._counts if self._early and at == (self._clears, stamp)\n"
-"            ]"), "            self._counts = [(n, at) for n, at in self._counts if self._early and at[1] == stamp]", of("unit/model/test_token_count")),
+           "for n, at in later if self._early and at == here]",
+           "for n, at in later if self._early and at[1] == stamp]", of("unit/model/test_token_count")),
     # ── 6: no seal below quorum ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("seal-below-quorum", 6, "engine/quorum", "if len(present) < needed:", "if len(present) < needed - 1:", QUORUM),
     Mutant("half-is-a-majority", 6, "engine/quorum", "roster // 2 + 1)", "roster // 2)", QUORUM),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 ENDS = of("together/test_finish", "no_step_has_moved")
+CLOSURES = of("unit/model/test_token_count", "closure")
 ARGUMENTS = of("together/test_bad_input", "other_libraries or another_library")
 
 SCRIPT_MUTANTS = (
@@ -55,5 +56,21 @@ SCRIPT_MUTANTS = (
         "after if is_as_left else [",
         "[",
         of("unit/model/test_weights_watch"),
+    ),
+    Mutant(
+        "a-closure-that-clears-gradients-loses-the-tokens-of-its-step",
+        7,
+        "model/token_count",
+        "self._kept = len(self._counts)",
+        "self._kept = 0",
+        CLOSURES,
+    ),
+    Mutant(
+        "a-step-that-failed-keeps-its-tokens-for-the-next",
+        7,
+        "model/token_count",
+        "        finally:\n            self._kept = 0\n",
+        "        finally:\n            pass\n",
+        CLOSURES,
     ),
 )

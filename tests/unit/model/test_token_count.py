@@ -3,6 +3,7 @@ for which step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import Parameter
 from torch.optim import SGD
 
+from mend_optim import MendOptimizer
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 
 DEFAULT = 1000
@@ -142,6 +144,60 @@ def test_gradients_that_are_cleared_before_the_first_step_belong_to_nothing() ->
 
 
 # ── gradients ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def counted_by(closure: Callable[[MendOptimizer, int], None], outside: int) -> int:
+    """The tokens of two steps of an optimizer that calls its closure several times in each."""
+    weights = Parameter(torch.arange(1.0, 5.0))
+    optimizer = MendOptimizer(torch.optim.LBFGS([weights], lr=0.1, max_iter=4))
+    calls = 0
+
+    def evaluate() -> float:
+        nonlocal calls
+        calls += 1
+        closure(optimizer, calls)
+        loss = (weights**4).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    for _ in range(2):
+        if outside:
+            optimizer.count_tokens(outside)
+        optimizer.step(evaluate)
+    assert calls == 8
+    return optimizer.status().tokens
+
+
+def test_tokens_of_a_step_stay_while_its_closure_clears_gradients_again_and_again() -> None:
+    def clears(optimizer: MendOptimizer, call: int) -> None:
+        optimizer.zero_grad()
+
+    assert counted_by(clears, outside=32) == 64
+
+
+def test_tokens_that_a_closure_counts_each_time_are_those_of_one_time() -> None:
+    def counts(optimizer: MendOptimizer, call: int) -> None:
+        optimizer.zero_grad()
+        optimizer.count_tokens(32)
+
+    assert counted_by(counts, outside=0) == 64
+
+
+def test_tokens_of_a_step_whose_closure_failed_go_with_its_gradients() -> None:
+    weights = Parameter(torch.ones(2))
+    optimizer = MendOptimizer(torch.optim.SGD([weights], lr=0.1))
+    optimizer.count_tokens(32)
+
+    def evaluate() -> float:
+        weights.grad = torch.ones(2)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(evaluate)
+    optimizer.zero_grad()
+    weights.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.status().tokens == 1
 
 
 def with_gradient(value: float | None) -> Parameter:

@@ -3,8 +3,8 @@ judged rightly."""
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -14,8 +14,14 @@ from tests.mutation.mutants import MUTANTS, ROOT, mutated, verdict
 LAWS = range(1, 12)
 
 
-def meaning(source: str, called: str) -> str:
-    return ast.dump(ast.parse(source, called))
+def meaning(source: str, called: str) -> CodeType:
+    return without_lines(compile(source, called, "exec", dont_inherit=True))
+
+
+def without_lines(code: CodeType) -> CodeType:
+    """The code alone: not where in the text it stands."""
+    constants = (without_lines(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=tuple(constants), co_linetable=b"", co_firstlineno=1)
 
 
 @pytest.mark.parametrize("room", sorted({mutant.room for mutant in MUTANTS}))
@@ -28,6 +34,21 @@ def test_each_mutant_of_a_room_changes_one_place_into_other_code(room: str) -> N
         if mutant.room == room and meaning(mutated(source, mutant), mutant.name) == means
     ]
     assert idle == []
+
+
+@pytest.mark.parametrize(
+    ("source", "same"),
+    [
+        ("def f(x):\n    # a comment\n    return (x  +  1)\n", True),
+        ("def f(x):\n    return x + 2\n", False),
+        ("def f(x):\n    return x + 1.0\n", False),
+        ("def f(y):\n    return y + 1\n", False),
+        ("def f(x: int):\n    return x + 1\n", False),
+    ],
+)
+def test_other_code_is_told_from_the_same_code_elsewhere(source: str, same: bool) -> None:
+    code = "\n\ndef f(x):\n    return x + 1\n"
+    assert (meaning(source, "a") == meaning(code, "b")) is same
 
 
 @pytest.mark.parametrize("law", LAWS)

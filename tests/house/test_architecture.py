@@ -277,6 +277,7 @@ def members(package: str) -> set[str]:
     return {module for module in MODULES if place(module) == package}
 
 
+@cache
 def calls(module: str) -> set[str]:
     """The plain names that a module calls."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
@@ -287,6 +288,7 @@ def calls(module: str) -> set[str]:
     }
 
 
+@cache
 def draws(module: str) -> set[str]:
     """Random draws that use neither a generator of the caller's nor one that is seeded on the
     spot."""

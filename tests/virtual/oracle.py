@@ -76,16 +76,18 @@ class Oracle:
         """Check laws 3, 4 and 5 for the learner of the last event."""
         if not self.counts:
             return
-        state = learner.engine.state
+        state, awaited = learner.engine.state, learner.awaited()
+        founding = state.mode.founding
         for p, fragment in enumerate(state.fragments):
-            theta, weights = learner.units.theta[p], learner.agreed(p)
-            still = fragment.motion is Motion.STILL and not state.mode.founding
-            applied, unmerged = p not in learner.awaited(), fragment.unmerged(state.totals).tokens
-            now = (theta, weights, fragment.lineage, still, applied, unmerged)
+            still, applied = fragment.motion is Motion.STILL and not founding, p not in awaited
+            counters = state.totals.tokens, fragment.settled.tokens
+            # Vectors never change in place, so those of the last look are compared in no time.
+            vectors = learner.units.theta[p], learner.weights[p], learner.disagreement[p]
+            now = (*vectors, fragment.lineage, still, applied, counters)
             if self.checked.get((learner.id, p)) == now:
                 continue
             self.checked[learner.id, p] = now
-            theta, weights = self.judged(theta), self.judged(weights)
+            theta, weights = self.judged(learner.units.theta[p]), self.judged(learner.agreed(p))
             assert set(theta.values()) <= {1}, ("merged twice", learner.id, p)
             assert set(weights.values()) <= {1}, ("wrong weights", learner.id, p, weights)
             # Weights that a user loads in mid-run.
@@ -94,6 +96,7 @@ class Oracle:
                 self._check_lineage(learner, p, fragment.lineage)
             if still and applied:
                 own = weights.keys() - theta.keys()
+                unmerged = fragment.unmerged(state.totals).tokens
                 assert len(own) == unmerged, ("unmerged tokens are not the units", learner.id)
                 authors = {unit[0] for unit in own}
                 assert authors <= learner.heirs | {learner.id}, (

@@ -4,6 +4,7 @@ own."""
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import eq
 
 from mend_optim.engine.declining import Declining
 from mend_optim.engine.effects import Send
@@ -91,7 +92,7 @@ class Beats:
         beat = self.make()
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer
         # may have been lost.
-        question = replace(beat, ping=state.ping)
+        question = replace(beat, ping=state.ping) if state.resting else beat
         state.roster.broadcast(now, beat.count)
         # All choose other sealers by that, and should do so at one time.
         everyone = state.roster.alive() if has_changed else []
@@ -123,11 +124,11 @@ class Beats:
     def comparable(self, beat: Beat) -> Beat:
         """The beat up to the first fragment that is another group there than here, as if the peer
         did not have the rest."""
-        pairs = zip(self.state.groups, beat.reports, strict=False)
-        differ = (p for p, (group, report) in enumerate(pairs) if group != report.group)
-        other = next(differ, None)
-        if other is None:
+        groups = [report.group for report in beat.reports]
+        if all(map(eq, self.state.groups, groups)):  # nearly always
             return beat
+        pairs = zip(self.state.groups, groups, strict=False)
+        other = next(p for p, (ours, theirs) in enumerate(pairs) if ours != theirs)
         if beat.peer not in self._reported:
             self._reported.add(beat.peer)
             self.state.fault(

@@ -154,14 +154,15 @@ class Ending:
     def _expect_returns(self, now: float) -> None:
         """A learner that leaves while it trains may be back in a moment: it has loaded a
         checkpoint."""
-        here = {peer.id: peer for peer in self.state.roster}
-        if self._training - here.keys():
+        roster = self.state.roster
+        training = {p.id for p in roster if not (p.word and p.word.finishes)}
+        if any(roster.find(id) is None for id in self._training - training):
             self._returns_by = now + RETURN_BEATS * self.state.policies.timing.beat_s
-        self._training = {id for id, p in here.items() if not (p.word and p.word.finishes)}
+        self._training = training
 
     def _forget_those_that_train_on(self) -> None:
         """A learner whose `finish` ran out of time may step again. It does not end with us then."""
-        for peer in self.state.roster:
+        for peer in self.state.roster if self._told else ():
             if peer.word and not peer.word.finishes:
                 for told in self._told.values():
                     told.tokens.pop(peer.id.name, None)

@@ -104,7 +104,9 @@ class Majority:
         digests[MODEL] = b"".join(digests.values())
         resting, least_s = self.state.resting, self.state.policies.timing.evict_after_s
         for p, digest in digests.items():
-            moves = self._moves.setdefault(p, _Moves(digest, now))
+            moves = self._moves.get(p)
+            if moves is None:
+                moves = self._moves[p] = _Moves(digest, now)
             moves.look(now, digest, resting=resting, least_s=least_s)
 
     # ── believe ───────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +235,9 @@ class Majority:
             if q == p and name not in apart:
                 del self._apart[name, q]
         for name, shown in apart.items():
-            self._apart.setdefault((name, p), Apart(self._now, shown)).look(shown)
+            if (name, p) not in self._apart:
+                self._apart[name, p] = Apart(self._now, shown)
+            self._apart[name, p].look(shown)
         since = self._now - self._patience_s(p)
         listed = ((name, self._apart[name, p]) for name in apart)
         return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}

@@ -47,33 +47,33 @@ class Mode(Enum):
     @property
     def may_adopt(self) -> bool:
         """Whether the anchors may be compared with others, moved, and shown to peers."""
-        return self in (Mode.JOINING, Mode.SOLO, Mode.TRAINING)
+        return self in ADOPTING
 
     @property
     def may_seal(self) -> bool:
         """Whether the learner runs rounds, if it is their sealer."""
-        return self in (Mode.SOLO, Mode.TRAINING)
+        return self in SEALING
 
     @property
     def before_joined(self) -> bool:
         """Whether the learner has weights to show, and may not step yet."""
-        return self in (Mode.JOINING, Mode.SWITCHING_JOINING)
+        return self in BEFORE_JOINED
 
     @property
     def switching(self) -> bool:
         """Whether a whole other model is being fetched."""
-        return self in SWITCHING.values()
+        return self in FETCHING
 
     @property
     def founding(self) -> bool:
         """Whether the learner's own weights are about to become the anchor."""
-        return self in (Mode.FOUNDING, Mode.COPYING)
+        return self in FOUNDING
 
     @property
     def alone(self) -> bool:
         """Whether the learner has joined and no peer has its genesis: its weights are the anchor,
         with all the tokens that it has trained."""
-        return self in (Mode.SOLO, Mode.FOUNDING, Mode.COPYING, Mode.SWITCHING_SOLO)
+        return self in ALONE
 
 
 class Change(Enum):
@@ -100,6 +100,13 @@ SWITCHING = {
     Mode.SOLO: Mode.SWITCHING_SOLO,
     Mode.TRAINING: Mode.SWITCHING_TRAINING,
 }
+# The columns of the table above. A name of an enum takes Python long to find.
+BEFORE_JOINED = (Mode.JOINING, Mode.SWITCHING_JOINING)
+ADOPTING = (Mode.JOINING, Mode.SOLO, Mode.TRAINING)
+SEALING = (Mode.SOLO, Mode.TRAINING)
+FETCHING = tuple(SWITCHING.values())
+FOUNDING = (Mode.FOUNDING, Mode.COPYING)
+ALONE = (Mode.SOLO, *FOUNDING, Mode.SWITCHING_SOLO)
 
 MODES: dict[tuple[Mode, Change], Mode] = {
     (Mode.NEW, Change.BEGUN): Mode.JOINING,

@@ -452,10 +452,10 @@ class EngineState:
         """The key that others should compare with theirs. While we are alone, our weights are the
         anchor, with all the tokens that were trained so far."""
         key = fragment.lineage.key
-        tokens = fragment.unmerged(self.totals).tokens
-        if self.alone and tokens:
-            return Key(key.tokens + tokens, key.version + 1, key.digest)
-        return key
+        tokens = fragment.unmerged(self.totals).tokens if self.alone else 0
+        if not tokens:
+            return key
+        return Key(key.tokens + tokens, key.version + 1, key.digest)
 
     def anchors_digest(self) -> bytes:
         """The digest of what `key` gives for all fragments that learners share."""

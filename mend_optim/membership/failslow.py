@@ -137,6 +137,9 @@ class Pace:
         self._noise = NOISE
         #: The rate of the fastest level; infinite until there is a level.
         self._usual = math.inf
+        #: The level to tell the others; None until there have been `STEADY` blocks. Written by
+        #: `_observe` alone: it is told far more often than there is a block.
+        self.level: Level | None = None
 
     def add(self, seconds: float, amount: float) -> None:
         """Take in one duration.
@@ -173,8 +176,9 @@ class Pace:
         held = self._runs.shortest()
         if STEADY <= held <= OLDEST and held < self._run:
             self._change(held)
-        if self._run >= STEADY:
-            self._usual = self._unit * math.exp(self._before)
+        self.level = self._measured() if self._run >= STEADY else None
+        if self.level:
+            self._usual = self.level.before
 
     def _change(self, held: int) -> None:
         """Begin a new level with the last `held` blocks, if they differ enough from those
@@ -198,23 +202,12 @@ class Pace:
         seen = deviation(logs) ** 2
         return math.sqrt((PRIOR * self._noise**2 + len(logs) * seen) / (PRIOR + len(logs)))
 
-    @property
-    def _now(self) -> float:
-        return median(self._recent[-RECENT:])
-
-    @property
-    def _before(self) -> float:
-        return min([self._now, *self._steady])
-
-    @property
-    def level(self) -> Level | None:
-        """The level to tell the others; None until there have been `STEADY` blocks."""
-        if self._run < STEADY:
-            return None
+    def _measured(self) -> Level:
+        """The present level, by the blocks so far."""
+        now = median(self._recent[-RECENT:])
+        before = min([now, *self._steady])
         error = math.sqrt(math.pi / 2 / min(len(self._recent), RECENT)) * self._jitter(self._recent)
-        return Level(
-            self._unit * math.exp(self._now), self._unit * math.exp(self._before), error, self._run
-        )
+        return Level(self._unit * math.exp(now), self._unit * math.exp(before), error, self._run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ class Roster:
         if known and known.beat and beat.count <= known.beat.count:
             return None
         # if gossip was faster than the beat, `_learn` finds nothing new in it
-        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count), direct=True) or known
+        peer = self._learn(now, beat) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             # It may have found that nobody can dial it.
@@ -239,29 +239,29 @@ class Roster:
         del self.peers[hearsay.id.name]
         return True
 
-    def _learn(self, now: float, rumor: Rumor, direct: bool = False) -> Peer | None:
-        """Take in a sign of life, which is `direct` if the peer itself gave it. Return the peer, or
-        None if the rumor brings nothing new."""
-        name, incarnation = rumor.peer
+    def _learn(self, now: float, news: Beat | Rumor) -> Peer | None:
+        """Take in a sign of life: a beat of the peer itself, or what another one tells. Return the
+        peer, or None if that is nothing new."""
+        name, incarnation = news.peer
         known = self.peers.get(name)
         last = (known.id.incarnation, known.count) if known else self._graves.last(name)
-        if name == self.me.name or (incarnation, rumor.count) <= last:
+        if name == self.me.name or (incarnation, news.count) <= last:
             return None
-        if known is None or known.id != rumor.peer:
-            if self.closed or not (direct or self._may_be(name)):
+        if known is None or known.id != news.peer:
+            if self.closed or not (isinstance(news, Beat) or self._may_be(name)):
                 return None
-            if known is None and direct and not self._make_room():
+            if known is None and isinstance(news, Beat) and not self._make_room():
                 return None
-            lost = self._graves.is_silent(rumor.peer)
+            lost = self._graves.is_silent(news.peer)
             self._graves.open(name)
-            known = self._add(now, rumor.peer, rumor.address, rumor.count, lost)
-        if not direct:
-            known.rumor = rumor
-        known.count = rumor.count
+            known = self._add(now, news.peer, news.address, news.count, lost)
+        if isinstance(news, Rumor):
+            known.rumor = news
+        known.count = news.count
         known.heard_at = now
         known.silent = False
         if not known.heard:
-            known.address = rumor.address
+            known.address = news.address
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int, lost: bool = False) -> Peer:
@@ -398,8 +398,8 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
-        live = self._candidates(p for p in self.able(fragment) if not p.suspected)
-        return choose(fragment, live, self._declines)
+        live = [p for p in self if p.address and not p.suspected and p.has(fragment)]
+        return choose(fragment, self._candidates(self.go_betweens.choosable(live)), self._declines)
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or

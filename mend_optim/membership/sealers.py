@@ -53,7 +53,11 @@ def sealer_of(fragment: int, names: Iterable[str]) -> str:
         fragment: Its index.
         names: The learners that can seal it, at least one, in any order.
     """
-    learners = tuple(names)
+    return _sealer_of(fragment, tuple(names))
+
+
+@lru_cache(maxsize=1024)
+def _sealer_of(fragment: int, learners: tuple[str, ...]) -> str:
     row, place = divmod(fragment, len(learners))
     places = min(AT_ONCE * (1 + place // AT_ONCE), len(learners))
     return _row(learners, row, places)[place]

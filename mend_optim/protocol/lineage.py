@@ -231,22 +231,20 @@ class Lineage:
     oldest: Mapping[str, int] = field(init=False, repr=False, compare=False)
     #: The names of all authors.
     names: frozenset[str] = field(init=False, repr=False, compare=False)
+    #: Its place in the order of lineages.
+    key: Key = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "merged", MappingProxyType(dict(self.merged)))
         object.__setattr__(self, "names", frozenset(author.name for author in self.merged))
         object.__setattr__(self, "oldest", MappingProxyType(_oldest(self.merged)))
+        object.__setattr__(self, "key", Key(self.tokens, self.version, self.digest))
 
     @classmethod
     def fresh(cls, genesis: bytes) -> Lineage:
         """Return the lineage of first weights: without tokens, so that they never overwrite a
         trained anchor."""
         return cls(tokens=0, version=0, digest=genesis, genesis=genesis)
-
-    @property
-    def key(self) -> Key:
-        """Its place in the order of lineages."""
-        return Key(self.tokens, self.version, self.digest)
 
     def last_merged(self, peer: PeerId) -> int:
         """Return the number of the last offer of `peer` in this anchor: 0 if it has none, and
@@ -358,12 +356,14 @@ def begun(joined: bool, step: int) -> int:
 
 def model_key(keys: Iterable[Key], genesis: bytes, begun: int) -> ModelKey:
     """Return a model's place in the order of models, from its anchors' keys."""
-    listed = list(keys)
-    tokens = sum(k.tokens for k in listed)
+    tokens = version = 0
+    for key in keys:
+        tokens += key.tokens
+        version += key.version
     return ModelKey(
         rollbacks=rollbacks(genesis),
         tokens=tokens,
         begun=STEPPED if tokens else begun,
-        version=sum(k.version for k in listed),
+        version=version,
         genesis=genesis,
     )

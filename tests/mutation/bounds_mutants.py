@@ -283,13 +283,13 @@ BOUNDS_MUTANTS = (
     never(
         "hearsay-fills-the-roster",
         "membership/roster",
-        "self.closed or not (direct or self._may_be(name))",
+        "self.closed or not (isinstance(news, Beat) or self._may_be(name))",
         ROSTER,
     ),
     never(
         "beats-fill-the-roster",
         "membership/roster",
-        "known is None and direct and not self._make_room()",
+        "known is None and isinstance(news, Beat) and not self._make_room()",
         ROSTER,
     ),
     Mutant(

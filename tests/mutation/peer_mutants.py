@@ -237,8 +237,8 @@ PEER_MUTANTS = (
         "hearsay-brings-an-address-back",
         10,
         "membership/roster",
-        "        if not known.heard:\n            known.address = rumor.address\n",
-        "        known.address = rumor.address or known.address\n",
+        "        if not known.heard:\n            known.address = news.address\n",
+        "        known.address = news.address or known.address\n",
         UNDIALLED,
     ),
     Mutant(

@@ -627,6 +627,9 @@ MUTANTS = (
     Mutant("a-pause-makes-a-block", 6, "membership/failslow", "count * min(self._rates)", "sum(self._rates)", of("unit/membership/test_failslow")),
     Mutant("a-block-waits-for-the-slowest", 6, "membership/failslow", "if len(self._rates) == self._block or self._drags():",
            "if len(self._rates) == self._block:", of("unit/membership/test_failslow")),
+    Mutant("a-pace-tells-its-first-level-for-ever", 6, "membership/failslow",
+           "self._measured() if self._run >= STEADY else None", "self.level or (self._measured() if self._run >= STEADY else None)",
+           of("unit/membership/test_failslow")),
     Mutant("as-slow-as-the-others-is-failing", 6, "membership/failslow",
            "slower.than_others >= policy.threshold", "True", of("unit/membership/test_failslow")),
     # ── 7: the network never stops training ──────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,13 @@ from mend_optim.transport.security.loading import CredentialFiles
 from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, uri_of
 from mend_optim.transport.security.shared_secret import new_secret
 
-NOW = datetime.now(timezone.utc).replace(tzinfo=None, microsecond=0)
+
+def now() -> datetime:
+    return datetime.now(timezone.utc).replace(tzinfo=None, microsecond=0)
+
+
+#: When the tests began.
+NOW = now()
 DAY = timedelta(days=1)
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 BOTH = (SERVER, CLIENT)
@@ -60,7 +66,8 @@ def issue(
     extensions: Sequence[x509.ExtensionType] = (),
     password: bytes = b"",
 ) -> tuple[bytes, bytes]:
-    """A certificate and its key, in PEM, wrong in whatever is given."""
+    """A certificate and its key, in PEM, wrong in whatever is given. It begins and ends that much
+    after now: a session of tests may take longer than a certificate is granted."""
     private = KEYS[key]()
     if uris is None:
         uris = [uri_of(name)]
@@ -74,8 +81,8 @@ def issue(
         .issuer_name(authority._subject())
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(NOW + begin)
-        .not_valid_after(NOW + end)
+        .not_valid_before(now() + begin)
+        .not_valid_after(now() + end)
     )
     builder = identified(builder, private.public_key(), authority.identifier())
     if names:

@@ -8,7 +8,7 @@ import ssl
 import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -438,8 +438,7 @@ class Caller:
     """What gRPC knows of a caller whose certificate has ended since it connected."""
 
     def __init__(self, end: timedelta) -> None:
-        since = datetime.now(timezone.utc).replace(tzinfo=None) - NOW
-        own = identity("a", begin=-DAY, end=since + end)
+        own = identity("a", begin=-DAY, end=end)
         self._shown = {
             "transport_security_type": [b"ssl"],
             "peer_uri": [uri_of("a").encode()],

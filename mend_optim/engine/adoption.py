@@ -157,7 +157,7 @@ class Adopter:
             return
         if not (self.pulling.is_answer(seal, fragment) or _may_come(seal, fragment, state)):
             self.pulling.in_vain(now, seal.sender, seal.fragment)
-        elif not fragment.is_still:
+        elif not fragment.is_still or self.repairs.is_mending(seal.fragment):
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
             self.pulling.missed(now, fragment, seal)
@@ -236,8 +236,11 @@ class Adopter:
             return
         fragment = state.fragments[p]
         self._check_gain(now, anchor, fragment)
-        is_other = lineage.genesis != state.genesis
-        unwanted = is_other or not self._is_to_be_had(anchor, fragment)
+        is_other = lineage.genesis != state.genesis or lineage.key == fragment.lineage.key
+        mends = self.repairs.is_mended_by(anchor, fragment)
+        if mends and not self.repairs.may_take(anchor, fragment):
+            return
+        unwanted = not mends and (is_other or not self._is_to_be_had(anchor, fragment))
         if unwanted or not state.mode.may_adopt:
             wanted = state.wants.get(p)
             if wanted and wanted.held is None:
@@ -255,7 +258,7 @@ class Adopter:
         wanted = self.state.wants.get(anchor.fragment)
         asked = wanted if wanted and wanted.peer == anchor.peer else None
         key = anchor.lineage.key
-        if key <= fragment.lineage.key:
+        if key < fragment.lineage.key:
             return asked is not None and asked.gives_way
         is_shown = asked is not None and not asked.seal_only and key <= asked.key
         if is_shown or self.majority.believes(fragment, key, anchor.peer):
@@ -312,9 +315,8 @@ class Adopter:
         self, anchors: tuple[State, ...], *, merged_own_offer: bool, replace: bool
     ) -> None:
         pairs = [(self.state.fragments[anchor.fragment], anchor) for anchor in anchors]
-        for fragment, _ in pairs:
-            fragment.move()
-            fragment.take_deferred()
+        for fragment, anchor in pairs:
+            fragment.move_to(anchor.lineage)
         moved_on = any(fragment.source_moved_on(anchor.lineage) for fragment, anchor in pairs)
         former, genesis = self.state.genesis, anchors[0].lineage.genesis
         self.state.work(

@@ -20,11 +20,13 @@ than beats, and a peer may be of a former version.
     that this learner has not
 
 Of two learners that differ, neither knows which one is right. So it keeps what it has, and believes
-the other as before. A learner that came to its anchor by seals alone keeps it whatever the others
-attest: if one of three deceives another, these two are not to deceive the third.
+the other as before. Once most learners have attested the same as it has, it keeps its anchors
+whatever they attest later: if one of three deceives another, these two are not to deceive the
+third. A learner that is new to the run may hear few of the others yet. So nothing is settled for
+good until it has adopted some anchors.
 
-All learners are those that this one hears, and itself, also if they attest nothing of that
-anchor."""
+All learners are those that this one hears and that have trained, and itself, also if they attest
+nothing of that anchor."""
 
 from __future__ import annotations
 
@@ -93,14 +95,17 @@ class Attestations:
             self._tell(peer, told, p)
         if not own or not held.is_in_question:
             return
-        alike = len(self._with(p, content)) + (own == content.digest)
-        learners = 1 + sum(1 for _ in self.majority.voters(p))
-        if 2 * alike <= learners:
+        if not self._most_have(p, content, own == content.digest):
             return
-        if own == content.digest:
-            held.confirm()
-        else:
+        if own != content.digest:
             self._wrong[p] = content
+        elif not self.state.is_young:
+            held.confirm()
+
+    def _most_have(self, p: int, content: Content, we_have: bool) -> bool:
+        """Whether more than half of all learners attest this, or have it themselves."""
+        learners = 1 + sum(1 for _ in self.majority.voters(p))
+        return 2 * (len(self._with(p, content)) + we_have) > learners
 
     def _tell(self, peer: PeerId, told: _Told, p: int) -> None:
         """Tell the user, once, that a peer has something else."""
@@ -121,22 +126,29 @@ class Attestations:
         content = self._wrong.get(p)
         if content is None or not self.state.policies.limits.majority:
             return []
-        if not _differs(fragment, content):
+        is_over = not (fragment.held.is_in_question and _differs(fragment, content))
+        if is_over or not self._most_have(p, content, we_have=False):
             del self._wrong[p]
             return []
         return self._with(p, content)
 
+    def is_of_most(self, anchor: State) -> bool:
+        """Whether more than half of all learners attest what an anchor is expected to be."""
+        content = Content(anchor.lineage.key, self.expected(anchor))
+        return bool(content.digest) and self._most_have(anchor.fragment, content, we_have=False)
+
     def expected(self, anchor: State) -> bytes:
         """The digest that a whole anchor must have when it is handed over; `ANY` if any will do. A
-        learner that is stuck takes anything."""
+        learner that is stuck takes anything that is not under its own key."""
         if self.state.is_me(anchor.peer) or not self.state.policies.limits.majority:
             return ANY
         said = self._said(anchor.fragment, anchor.lineage.key, anchor.lineage.genesis)
         words = len(said.keys() | {anchor.peer})
         ((most, count),) = Counter(said.values()).most_common(1) or [(ANY, 0)]
-        if count == 1 or 2 * count <= words or self.majority.is_stuck(anchor):
+        if count == 1 or 2 * count <= words:
             return ANY
-        return most
+        is_new = anchor.lineage.key != self.state.fragments[anchor.fragment].lineage.key
+        return ANY if is_new and self.majority.is_stuck(anchor) else most
 
     def _said(self, p: int, key: Key, genesis: bytes) -> dict[PeerId, bytes]:
         """The digests that live peers attest of one anchor, if they have trained its model."""

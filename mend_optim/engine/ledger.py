@@ -124,8 +124,8 @@ class Event:
                         is given up for theirs
     forked              peer, incarnation, fragment: a learner has something else in an anchor
                         than this learner has under the same key
-    outvoted            peer, incarnation, fragment: most learners have something else, and a peer
-                        had handed that of this learner over. It takes theirs, from `peer`
+    outvoted            peer, incarnation, fragment: a peer had handed this learner another anchor
+                        than most learners have. It asks `peer` for theirs
     jumped              none: the weights were replaced between two steps
     unseen              none: the inner optimizer trains, and no step is seen
     undialled           address, peers (names): nobody dials this learner there, although it

@@ -241,7 +241,7 @@ class Outcomes:
         brought = moment_names(anchor.sections)
         self._note_moments(fragment, brought & set(job.due), lineage.version)
         state.genesis = lineage.genesis
-        fragment.held.begin_anew(handed_over=True)
+        fragment.held.begin_anew(handed_over=lineage.version > 0 and not state.is_me(anchor.peer))
         fragment.moved(
             lineage,
             state.totals,
@@ -269,7 +269,6 @@ class Outcomes:
             names = {*record.superseded, state.me.name}
             record = replace(record, superseded=tuple(sorted(names)))
         state.record(record)
-        state.wants.pop(p, None)
         state.moved(p)
         return record
 

@@ -227,6 +227,12 @@ class Progress(Accounts):
         """The worker begins to take an outer step, or to install an anchor."""
         self._on("move")
 
+    def move_to(self, lineage: Lineage) -> None:
+        """The worker begins to install an anchor. News waits only if that has the same lineage."""
+        self.move()
+        if lineage != self.lineage:
+            self.take_deferred()
+
     def move_refused(self) -> None:
         """The anchor is still the same."""
         self._on("refused")

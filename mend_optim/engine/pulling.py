@@ -15,12 +15,14 @@ from __future__ import annotations
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
-from mend_optim.engine.pending import Pending
+from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Wanted
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
 from mend_optim.protocol.messages import Report, Seal, State, Want
 
+#: Rounds of a fragment wait for no more than so many times the patience until it is mended.
+MENDING = 4
 #: Of a peer without a beat, or without the fragment.
 NO_REPORT = Report(NOWHERE)
 
@@ -43,7 +45,7 @@ class Pulling:
         state = self.state
         if key <= fragment.lineage.key:
             wanted = state.wants.get(fragment.fragment)
-            kept = state.mode.switching or (wanted and wanted.gives_way)
+            kept = state.mode.switching or (wanted and (wanted.gives_way or wanted.mends))
             if wanted and wanted.peer == peer and not kept:
                 # The peer showed more a moment ago, but has nothing to answer with.
                 del state.wants[fragment.fragment]
@@ -101,6 +103,7 @@ class Pulling:
         whole: bool = False,
         gives_way: bool = False,
         seal_only: bool = False,
+        mends: bool = False,
     ) -> None:
         """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack. If
         it is believed, and more than a round ahead, it comes sooner as a whole."""
@@ -109,7 +112,7 @@ class Pulling:
         doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
         if p not in state.wants and not doubted:
             until = now + state.policies.timing.round_timeout_s
-            state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)
+            state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only, mends=mends)
             state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
 
     def asks_anew(self, now: float, fragment: Progress, held: State) -> bool:
@@ -123,8 +126,8 @@ class Pulling:
             return False
         if not self.majority.believes(fragment, key, held.peer):
             return False
-        del self.state.wants[held.fragment]
-        self.want(now, fragment, held.peer, key)
+        mends = self.state.wants.pop(held.fragment).mends
+        self.want(now, fragment, held.peer, key, whole=mends, mends=mends)
         return True
 
     def is_answer(self, seal: Seal, fragment: Progress) -> bool:
@@ -143,10 +146,11 @@ class Pulling:
 
     def heard(self, now: float, peer: PeerId) -> None:
         """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
-        until = now + self.state.policies.timing.round_timeout_s
+        patience_s = self.state.policies.timing.round_timeout_s
         for wanted in self.state.wants.values():
             if wanted.peer == peer:
-                wanted.until = until
+                latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
+                wanted.until = min(now + patience_s, latest)
 
     def unreachable(self, now: float, peer: PeerId, p: int) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""

@@ -4,12 +4,21 @@ Honest learners have the same bytes under one key. But an insider may have hande
 before enough learners attested the true ones. The deceived learner would train on beside the others
 for good, because seals only add to what it has.
 
-    more than half of all learners attest the same,     ask one of them for the whole anchor, and
-    and this learner was handed something else over     take it, also if its key is no greater
+    more than half of all learners attest the same,     ask one of them for the whole anchor
+    and this learner was handed something else over
 
-Work is neither lost nor doubled: the weights move by the difference of the two anchors, and all
-that is not merged yet stays in them. A peer that attests the true bytes may hand over others, so
-each try asks another one, and waits twice as long as the one before."""
+    it comes, under our key and with our lineage        take it, once more than half of all learners
+                                                        attest its bytes
+
+    a greater one comes                                 take it as any other, if it is believed
+
+Until it comes, or the peer has had its time, no seal is taken or made here: the true bytes of an
+anchor are of no use on the one after it. Work is neither lost nor doubled. The weights move by the
+difference of the two anchors, and the lineage, which tells what is merged, stays as it is.
+
+A peer that attests the true bytes may hand over others, and some machines never compute the same
+bits as the others. So each try asks another peer, if there is one, and waits twice as long as the
+one before."""
 
 from __future__ import annotations
 
@@ -19,12 +28,14 @@ from mend_optim.engine.attestations import Attestations
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling
+from mend_optim.engine.round import Phase
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import State
 
 OUTVOTED = (
     "most learners have something else in their anchors of fragment {} than this one, under the "
-    "same key: takes that of {}"
+    "same key: asks {} for theirs"
 )
 
 
@@ -35,6 +46,10 @@ class _Tries:
     count: int = 0
     #: When the next one may be.
     due_at: float = 0.0
+
+    def last(self, now: float, pause_s: float) -> None:
+        """The last try has not ended yet."""
+        self.due_at = now + 2 ** (self.count - 1) * pause_s
 
 
 class Repairs:
@@ -49,19 +64,38 @@ class Repairs:
     def look(self, now: float) -> None:
         """Time passed, or a beat was heard."""
         for fragment in self.state.fragments:
-            doubts = self.state.claims.doubts
-            peers = [id for id in self.attestations.outvoted_by(fragment) if not doubts(id)]
-            tries = self._tries.setdefault(fragment.fragment, _Tries())
-            if peers and now >= tries.due_at and fragment.fragment not in self.state.wants:
+            p = fragment.fragment
+            tries = self._tries.setdefault(p, _Tries())
+            is_busy = p in self.state.wants or self.state.rounds[p].phase is Phase.MERGING
+            peers = [] if is_busy or now < tries.due_at else self._peers(fragment)
+            if peers:
                 self._ask(now, fragment, peers[tries.count % len(peers)])
-                tries.due_at = now + 2**tries.count * self.state.policies.timing.evict_after_s
                 tries.count += 1
+            if self.is_mending(p):
+                tries.last(now, self.state.policies.timing.evict_after_s)
+
+    def _peers(self, fragment: Progress) -> list[PeerId]:
+        doubts = self.state.claims.doubts
+        return [id for id in self.attestations.outvoted_by(fragment) if not doubts(id)]
 
     def _ask(self, now: float, fragment: Progress, peer: PeerId) -> None:
         p = fragment.fragment
-        key = dict(self.state.shown(p)).get(peer)
-        if key is None:
-            return
-        self.pulling.want(now, fragment, peer, key, whole=True, gives_way=True)
+        self.pulling.want(now, fragment, peer, fragment.lineage.key, whole=True, mends=True)
         facts = {"peer": peer.name, "incarnation": peer.incarnation, "fragment": p}
         self.state.emit(Event("outvoted", OUTVOTED.format(p, peer.name), facts))
+
+    def is_mending(self, p: int) -> bool:
+        """Whether the anchor of a fragment is wrong, and another one has been asked for."""
+        return p in self.state.wants and self.state.wants[p].mends
+
+    def is_mended_by(self, anchor: State, fragment: Progress) -> bool:
+        """Whether an anchor is what was asked for, under our key."""
+        return self.is_mending(anchor.fragment) and anchor.lineage == fragment.lineage
+
+    def may_take(self, anchor: State, fragment: Progress) -> bool:
+        """Whether such an anchor may replace ours now. If not, it is kept: the beats that attest
+        its bytes come later, or the fragment is being copied."""
+        if fragment.is_still and self.attestations.is_of_most(anchor):
+            return True
+        self.state.wants[anchor.fragment].held = anchor
+        return False

@@ -116,6 +116,7 @@ class Sealer:
         """Look at the round of fragment `p`, and do what is to be done about it now."""
         state, fragment, round = self.state, self.state.fragments[p], self.state.rounds[p]
         undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
+        undecided = undecided or self.adoption.repairs.is_mending(p)
         if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
         sealer = self.standoffs.look(now, p)

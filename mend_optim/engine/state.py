@@ -76,13 +76,14 @@ class Wanted:
     since: float
     #: Until when this learner waits.
     until: float
-    #: Whether it is taken, too, if it is no greater than ours: this learner yields to it.
+    #: Whether the anchor is less than ours, and this learner yields to it.
     gives_way: bool = False
     #: Whether only a seal is to be had, until most learners show what it led to.
     seal_only: bool = False
-    #: What came instead of a seal, or beyond what was shown: it is taken once most learners show
-    #: that.
+    #: What came instead of a seal, or what most learners don't show yet. It is taken once they do.
     held: State | None = None
+    #: Whether it is to replace our own, which is wrong.
+    mends: bool = False
 
 
 class EngineState:
@@ -356,10 +357,9 @@ class EngineState:
         return 0 <= p < len(self.fragments)
 
     def moved(self, p: int) -> None:
-        """The anchor of `p` has a new lineage: forget what is older, but not whom we yield to."""
+        """The anchor of `p` has a new lineage: forget our want, older seals and merged offers."""
         lineage = self.fragments[p].lineage
-        if p in self.wants and not self.wants[p].gives_way:
-            del self.wants[p]
+        self.wants.pop(p, None)
         self.seals[p].moved(lineage.key)
         self.passed_seals[p].moved(lineage.key)
         self.rounds[p].purge(lineage)

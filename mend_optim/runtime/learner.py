@@ -242,7 +242,12 @@ class Learner:
     def wait_for_correction(self, timeout_s: float) -> bool:
         """Under `adopt_after`, wait until `take` has a correction or need not wait for one."""
         mailbox, boundaries = self.worker.mailbox, self.engine.boundaries
-        return self.wait(lambda: bool(mailbox) or not boundaries.must_wait(), timeout_s)
+
+        def may_go_on() -> bool:
+            has_one = any(not boundaries.holds_back(p) for p in mailbox)
+            return has_one or not boundaries.must_wait()
+
+        return self.wait(may_go_on, timeout_s)
 
     def give_up(self) -> None:
         """Go on without the anchor that `take` said to wait for: it did not come in time."""

@@ -16,8 +16,8 @@ def attesting(name: str, old: str, new: str, room: str = RULES) -> Mutant:
 ATTESTATION_MUTANTS = (
     attesting(
         "half-of-the-words-refuse-an-anchor",
-        "2 * count <= words or",
-        "2 * count < words or",
+        "2 * count <= words:",
+        "2 * count < words:",
     ),
     attesting("one-alone-refuses-an-anchor", "if count == 1 or 2", "if 2"),
     attesting(
@@ -62,8 +62,8 @@ ATTESTATION_MUTANTS = (
     attesting("the-worker-is-asked-again", "or key == self._asked", "", HELD),
     attesting(
         "the-stuck-heed-what-others-have",
-        " or self.majority.is_stuck(anchor):",
-        ":",
+        "is_new and self.majority.is_stuck(anchor) else",
+        "False else",
     ),
     attesting(
         "no-content-is-checked",
@@ -121,8 +121,8 @@ ATTESTATION_MUTANTS = (
     ),
     attesting(
         "a-whole-anchor-begins-nothing-anew",
-        "        state.genesis = lineage.genesis\n        fragment.held.begin_anew(handed_over=True)\n",
-        "        state.genesis = lineage.genesis\n",
+        "fragment.held.begin_anew(handed_over=lineage",
+        "bool(lineage",
         "engine/outcomes",
     ),
     Mutant(

@@ -300,7 +300,7 @@ MUTANTS = (
            "if key <= fragment.lineage.key:", "if key >= fragment.lineage.key:", ADOPTING),
     Mutant("take-the-smaller", 4, "engine/adoption",
            "return asked is not None and asked.gives_way", "return True", ADOPTING),
-    Mutant("take-another-model-as-ours", 4, "engine/adoption", "is_other = lineage.genesis != state.genesis\n", "is_other = False\n", ADOPTING),
+    Mutant("take-another-model-as-ours", 4, "engine/adoption", "is_other = lineage.genesis != state.genesis or lineage.key", "is_other = lineage.key", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours:", "elif not same:", ADOPTING),
     Mutant("joined-first-weights-are-no-more-than-others", 4, "protocol/lineage", "return STEPPED if step else int(joined)",
            "return STEPPED if step else 0", JOINING),
@@ -549,9 +549,7 @@ MUTANTS = (
     Mutant("second-offer-beside-the-first", 5, "engine/progress",
            "    if self.pending or self.correction_pending", "    if self.correction_pending", PROGRESS),
     Mutant("seal-in-mid-snapshot", 5, "engine/adoption",
-           ("        elif not fragment.is_still:\n"
-"            fragment.defer(seal)"), ("        elif fragment.is_moving:\n"
-"            fragment.defer(seal)"), ADOPTING),
+           "elif not fragment.is_still or self.repairs", "elif fragment.is_moving or self.repairs", ADOPTING),
     Mutant("anchor-in-mid-snapshot", 5, "engine/adoption",
            ("        elif not fragment.is_still:\n"
 "            fragment.defer(anchor)"),
@@ -1361,9 +1359,7 @@ MUTANTS = (
     Mutant("storm-doubles-in-doubt", 5, "engine/accounts",
            "        return not lineage.admits(self.claim)", "        return False", STORM),
     Mutant("storm-moves-the-anchor-in-mid-snapshot", 5, "engine/adoption",
-           ("        elif not fragment.is_still:\n"
-"            fragment.defer(seal)"), ("        elif fragment.is_moving:\n"
-"            fragment.defer(seal)"),
+           "elif not fragment.is_still or self.repairs", "elif fragment.is_moving or self.repairs",
            ("tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[1]",)),  # rarer than the rest
     Mutant("storm-seals-below-quorum", 6, "engine/quorum",
            "if len(present) < needed:", "if len(present) < needed - 1:", STORM),

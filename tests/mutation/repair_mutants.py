@@ -18,7 +18,10 @@ def mutant(
 
 REPAIR_MUTANTS = (
     mutant(
-        "half-of-the-learners-settle-it", "2 * alike <= learners", "2 * alike < learners", RULES
+        "half-of-the-learners-settle-it",
+        "+ we_have) > learners",
+        "+ we_have) >= learners",
+        RULES,
     ),
     mutant(
         "learners-that-attest-nothing-do-not-count",
@@ -27,26 +30,45 @@ REPAIR_MUTANTS = (
         RULES,
     ),
     mutant("the-learner-itself-does-not-count", "learners = 1 + sum(", "learners = sum(", RULES),
-    mutant("its-own-word-does-not-confirm", " + (own == content.digest)\n", "\n", RULES),
+    mutant("its-own-word-does-not-confirm", " + we_have) >", ") >", RULES),
     mutant(
         "nothing-is-ever-confirmed", "            held.confirm()\n", "            pass\n", RULES
     ),
+    mutant("a-new-learner-is-sure", "elif not self.state.is_young:", "else:", RULES),
     mutant(
         "a-confirmed-anchor-is-given-up",
-        "if not own or not held.is_in_question:",
-        "if not own:",
+        "not (fragment.held.is_in_question and _differs(fragment, content))",
+        "not _differs(fragment, content)",
         RULES,
     ),
     mutant(
         "a-mended-anchor-stays-wrong",
-        "        if not _differs(fragment, content):\n",
-        "        if False:\n",
+        "not (fragment.held.is_in_question and _differs(fragment, content))",
+        "not fragment.held.is_in_question",
+        RULES,
+    ),
+    mutant(
+        "a-majority-is-counted-once",
+        "if is_over or not self._most_have(p, content, we_have=False):",
+        "if is_over:",
         RULES,
     ),
     mutant(
         "those-that-trust-anybody-repair",
         "if content is None or not self.state.policies.limits.majority:",
         "if content is None:",
+        RULES,
+    ),
+    mutant(
+        "a-stuck-learner-mends-nothing",
+        "return ANY if is_new and self.majority",
+        "return ANY if self.majority",
+        RULES,
+    ),
+    mutant(
+        "any-bytes-mend",
+        "return bool(content.digest) and self._most_have(anchor.fragment, content, we_have=False)",
+        "return True",
         RULES,
     ),
     mutant(
@@ -61,24 +83,68 @@ REPAIR_MUTANTS = (
         "pass",
         "engine/held",
     ),
-    mutant("nothing-is-repaired", "        self.repairs.look(now)\n", "", "engine/adoption"),
-    mutant("tries-follow-at-once", "and now >= tries.due_at and", "and", ASKS),
-    mutant("pauses-between-tries-stay-the-same", "2**tries.count * ", "", ASKS),
-    mutant("the-same-peer-is-asked-again", "peers[tries.count % len(peers)]", "peers[0]", ASKS),
-    mutant("doubted-peers-are-asked", " if not doubts(id)]", "]", ASKS),
-    mutant("a-repair-asks-for-a-seal", "key, whole=True, gives_way=True)", "key, gives_way=True)"),
-    mutant("only-a-greater-anchor-repairs", "whole=True, gives_way=True)", "whole=True)"),
     mutant(
-        "a-want-that-gives-way-ends-with-the-next-round",
-        "if p in self.wants and not self.wants[p].gives_way:",
-        "if p in self.wants:",
-        "engine/state",
+        "an-anchor-of-ones-own-is-in-question",
+        "lineage.version > 0 and not state.is_me(anchor.peer)",
+        "lineage.version > 0",
+        "engine/outcomes",
     ),
     mutant(
-        "the-same-anchor-is-not-taken",
-        "if key <= fragment.lineage.key:",
-        "if key < fragment.lineage.key:",
+        "first-weights-are-in-question",
+        "lineage.version > 0 and not state.is_me(anchor.peer)",
+        "not state.is_me(anchor.peer)",
+        "engine/outcomes",
+    ),
+    mutant("nothing-is-repaired", "        self.repairs.look(now)\n", "", "engine/adoption"),
+    mutant("tries-follow-at-once", "or now < tries.due_at else", "else"),
+    mutant("pauses-between-tries-stay-the-same", "2 ** (self.count - 1) * ", ""),
+    mutant("the-same-peer-is-asked-again", "peers[tries.count % len(peers)]", "peers[0]"),
+    mutant("doubted-peers-are-asked", " if not doubts(id)]", "]"),
+    mutant(
+        "a-copy-is-no-reason-to-keep-an-anchor",
+        "if fragment.is_still and self.attestations",
+        "if self.attestations",
+    ),
+    mutant(
+        "an-anchor-that-nobody-attests-yet-is-given-up",
+        "        self.state.wants[anchor.fragment].held = anchor\n",
+        "        self.state.wants.pop(anchor.fragment)\n",
+    ),
+    mutant(
+        "a-later-anchor-is-not-asked-for-to-mend",
+        "key, whole=mends, mends=mends)",
+        "key, whole=mends)",
+        "engine/pulling",
+    ),
+    mutant("a-repair-asks-for-a-seal", "key, whole=True, mends=True)", "key, mends=True)"),
+    mutant(
+        "an-anchor-with-other-members-mends",
+        "anchor.lineage == fragment.lineage",
+        "anchor.lineage.key == fragment.lineage.key",
+    ),
+    mutant(
+        "seals-are-taken-on-a-wrong-anchor",
+        " or self.repairs.is_mending(seal.fragment):",
+        ":",
         "engine/adoption",
+    ),
+    mutant(
+        "rounds-end-on-a-wrong-anchor",
+        "        undecided = undecided or self.adoption.repairs.is_mending(p)\n",
+        "",
+        "engine/sealer",
+    ),
+    mutant(
+        "a-mended-anchor-loses-the-seal-that-waits",
+        "        if lineage != self.lineage:\n            self.take_deferred()",
+        "        self.take_deferred()",
+        "engine/progress",
+    ),
+    mutant(
+        "bytes-prolong-a-repair-for-ever",
+        "if wanted.mends else NEVER",
+        "if False else NEVER",
+        "engine/pulling",
     ),
     mutant(
         "the-same-anchor-is-a-missed-round",
@@ -99,5 +165,12 @@ REPAIR_MUTANTS = (
         "return fragment.is_moving",
         "engine/boundaries",
         BOUNDARIES,
+    ),
+    mutant(
+        "a-correction-that-is-held-back-ends-a-wait",
+        "any(not boundaries.holds_back(p) for p in mailbox)",
+        "bool(mailbox)",
+        "runtime/learner",
+        of("unit/runtime/test_waits"),
     ),
 )

@@ -10,16 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.effects import Advance, Attest, Install
+from mend_optim.engine.effects import Advance, Attest, Inspect, Install, Merge
 from mend_optim.engine.held import Held
 from mend_optim.engine.ledger import RoundRecord
+from mend_optim.engine.pulling import MENDING
 from mend_optim.engine.state import TRIAL
-from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.lineage import Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import Content, Want
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from tests import reference
-from tests.support.engines import FOURTH, PEER, THIRD, DrivenEngine, grown, seal_of, state_of
+from tests.support.engines import (
+    FOURTH,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    grown,
+    offer_of,
+    seal_of,
+    state_of,
+)
 
 FIFTH = PeerId("fifth", 1)
 PEERS = (PEER, THIRD, FOURTH, FIFTH)
@@ -123,8 +133,6 @@ def repair(engine: DrivenEngine, anchor: Lineage) -> Install:
     engine.tick(0.1)
     (to,) = asked(engine)
     engine.receive(state_of(anchor, peer=to))
-    for peer in PEERS[:2]:
-        engine.beat(peer, anchor, step=3)
     (job,) = engine.jobs(Install)
     engine.done(job)
     return job
@@ -134,30 +142,157 @@ def records(engine: DrivenEngine) -> list[RoundRecord]:
     return [event.facts["round"] for event in engine.events("round")]
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_same_anchor_or_a_greater_one_is_taken(ahead: int) -> None:
+def test_the_same_anchor_is_taken_with_the_bytes_of_most() -> None:
     engine = outvoted()
     records(engine)
-    anchor = grown(engine.lineage) if ahead else engine.lineage
-    job = repair(engine, anchor)
+    before = engine.lineage
+    job = repair(engine, before)
     assert not job.replace
     assert not job.merged_own_offer
-    assert job.contents == (b"" if ahead else TRUE,)
-    assert engine.lineage == anchor
+    assert job.contents == (TRUE,)
+    assert engine.lineage == before
     (record,) = records(engine)
-    assert (record.reason, record.dropped_tokens) == ("pulled" if ahead else "mended", 0)
+    assert (record.reason, record.dropped_tokens, record.superseded_tokens) == ("mended", 0, 0)
 
 
-def test_the_anchor_is_taken_also_if_rounds_went_on_until_it_came() -> None:
+def test_a_greater_anchor_is_taken_if_it_is_believed() -> None:
     engine = outvoted()
-    before = engine.lineage
     engine.tick(0.1)
     (to,) = asked(engine)
+    ahead = grown(engine.lineage)
+    engine.beat(to, ahead, step=3)
+    engine.receive(state_of(ahead, peer=to))
+    assert engine.jobs(Install) == []
+    for peer in PEERS[:2]:
+        engine.beat(peer, ahead, step=3)
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    assert engine.lineage == ahead
+
+
+FORGED = Entry(PeerId("me", 1), 5, 10, 1)
+
+
+@pytest.mark.parametrize("how", ["older", "with other members"])
+def test_no_other_anchor_is_taken(how: str) -> None:
+    """Its members could make this learner drop its work, or have it merged twice."""
+    engine = beside(2)
+    former = engine.lineage
     advance(engine)
+    for peer in PEERS[:2]:
+        engine.beat(peer, engine.lineage, step=3)
+        attest(engine, peer, TRUE)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    forged = replace(engine.lineage, merged={**engine.lineage.merged, FORGED.peer: FORGED.seq})
+    engine.receive(state_of(former if how == "older" else forged, peer=to))
+    assert engine.jobs(Install) == []
+
+
+def test_it_is_taken_once_most_attest_its_bytes() -> None:
+    engine = beside(2)
+    former = engine.lineage.key
+    advance(engine)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE, former)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    before = engine.lineage
+    engine.receive(state_of(before, peer=to))
+    attest(engine, PEER, TRUE)
+    assert engine.jobs(Install) == []
+    attest(engine, THIRD, TRUE)
+    (job,) = engine.jobs(Install)
+    assert (job.states[0].lineage, job.contents) == (before, (TRUE,))
+
+
+def test_if_the_others_go_on_before_that_a_later_one_is_asked_for() -> None:
+    engine = beside(2)
+    former = engine.lineage.key
+    advance(engine)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE, former)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    engine.receive(state_of(engine.lineage, peer=to))
+    ahead = grown(engine.lineage)
+    for peer in PEERS[:2]:
+        engine.beat(peer, ahead, step=3)
+    assert asked(engine) == [to]
+    assert engine.engine.adoption.repairs.is_mending(0)
+    engine.receive(state_of(ahead, peer=to))
+    (job,) = engine.jobs(Install)
+    assert job.states[0].lineage == ahead
+
+
+def test_until_it_comes_seals_wait_and_nothing_is_sealed_here() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer
+    before = engine.lineage
+    seal = seal_of(before, sealer=sealer)
+    engine.receive(seal)
+    assert engine.jobs(Advance) == []
     engine.receive(state_of(before, peer=to))
     (job,) = engine.jobs(Install)
     engine.done(job)
-    assert engine.lineage == before
+    (advance_,) = engine.jobs(Advance)
+    engine.done(advance_)
+    assert engine.lineage.key == seal.key
+
+
+def test_if_it_does_not_come_rounds_go_on() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer
+    engine.receive(seal_of(engine.lineage, sealer=sealer))
+    engine.engine.pulling.unreachable(engine.now, to, 0)
+    engine.tick(0.1)
+    (job,) = engine.jobs(Advance)
+    engine.done(job)
+
+
+def test_rounds_wait_for_a_limited_time_however_many_bytes_come() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    limit_s = MENDING * Timing().round_timeout_s
+    mending = []
+    for _ in range(int(limit_s) + 2):
+        engine.tick(1.0)
+        for peer in PEERS[:2]:
+            attest(engine, peer, TRUE)
+        engine.engine.pulling.heard(engine.now, to)
+        mending.append(engine.engine.adoption.repairs.is_mending(0))
+    assert mending.count(True) == pytest.approx(limit_s, abs=2)
+    assert not mending[-1]
+
+
+def test_no_round_ends_here_while_the_anchor_is_wrong() -> None:
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    engine.beat(THIRD)
+    engine.fragment.held.begin_anew(handed_over=True)
+    engine.fragment.held.note(engine.lineage.key, OURS)
+    for peer in (PEER, THIRD):
+        attest(engine, peer, TRUE)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    engine.step(4)
+    engine.offer()
+    for peer in (PEER, THIRD):
+        engine.receive(offer_of(peer))
+    for job in engine.jobs(Inspect):
+        engine.done(job)
+    engine.tick(0.1)
+    assert engine.jobs(Merge) == []
+    engine.engine.pulling.unreachable(engine.now, to, 0)
+    engine.tick(0.1)
+    assert engine.jobs(Merge)
 
 
 def test_work_stays_in_the_weights_and_the_offer_is_sent_again() -> None:
@@ -322,8 +457,98 @@ def test_what_is_handed_over_anew_is_in_question_again() -> None:
     assert engine.fragment.held.is_in_question
 
 
+def test_nothing_is_settled_for_good_while_the_learner_is_new() -> None:
+    """It may hear only the one that has deceived it."""
+    engine = beside(2)
+    engine.engine.state.adopted_since_rollback = 0
+    assert engine.engine.state.is_young
+    attest(engine, PEER, OURS)
+    assert engine.fragment.held.is_in_question
+
+
+def test_what_was_wrong_once_counts_no_more_when_most_have_ours() -> None:
+    engine = outvoted(3)
+    for peer in (PEER, THIRD):
+        attest(engine, peer, OURS)
+    assert not engine.fragment.held.is_in_question
+    engine.tick(0.1)
+    assert asked(engine) == []
+
+
+def test_what_most_have_by_now_counts_more_than_what_they_had() -> None:
+    engine = outvoted()
+    advance(engine)
+    for peer in PEERS[:2]:
+        attest(engine, peer, OURS)
+    assert not engine.fragment.held.is_in_question
+    engine.tick(0.1)
+    assert asked(engine) == []
+
+
+def test_a_mended_anchor_is_not_wrong_although_its_digest_is_not_known_yet() -> None:
+    engine = outvoted()
+    repair(engine, engine.lineage)
+    engine.apply()
+    for _ in range(80):
+        engine.tick(Timing().beat_s)
+        for peer in PEERS[:2]:
+            attest(engine, peer, TRUE)
+    assert engine.fragment.held.is_in_question
+    assert asked(engine) == []
+
+
+def test_a_majority_that_is_none_any_more_is_counted_again() -> None:
+    engine = outvoted(2)
+    for peer in (FOURTH, FIFTH):
+        engine.beat(peer, engine.lineage, step=3)
+    engine.tick(0.1)
+    assert asked(engine) == []
+
+
+def installed(*, own: bool = False, first_weights: bool = False) -> bool:
+    """Whether a whole anchor is in question after it was installed."""
+    engine = DrivenEngine(seals=False)
+    engine.beat(PEER)
+    lineage = Lineage.fresh(b"0" * 7) if first_weights else grown(engine.lineage)
+    peer = engine.engine.state.me if own else PEER
+    engine.fragment.move()
+    anchors = (state_of(lineage, peer=peer),)
+    job = Install(states=anchors, merged_own_offer=False, replace=True)
+    engine.done(job)
+    assert engine.lineage == lineage
+    return engine.fragment.held.is_in_question
+
+
+def test_an_anchor_of_ones_own_and_first_weights_are_not_in_question() -> None:
+    """After a rollback, a learner takes what it has saved itself. The key of first weights is their
+    digest."""
+    assert installed()
+    assert not installed(own=True)
+    assert not installed(first_weights=True)
+
+
 def test_an_anchor_that_is_founded_is_not_in_question() -> None:
     held = Held()
     held.begin_anew(handed_over=True)
     held.begin_anew(handed_over=False)
     assert not held.is_in_question
+
+
+def test_an_anchor_that_comes_during_a_copy_mends_ours_after_it() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    before = engine.lineage
+    engine.step(4)
+    engine.reserve()
+    engine.receive(state_of(before, peer=to))
+    seal = seal_of(before, sealer=engine.engine.state.roster.sealer(0) or PEER)
+    engine.receive(seal)
+    assert engine.jobs(Install) == []
+    engine.copied()
+    attest(engine, PEER, TRUE)
+    (job,) = engine.jobs(Install)
+    assert job.states[0].lineage == before
+    engine.done(job)
+    (advance_,) = engine.jobs(Advance)
+    assert advance_.seal.key == seal.key

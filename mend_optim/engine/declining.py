@@ -22,6 +22,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.round import Phase
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.peer import Peer
@@ -89,6 +90,8 @@ class Declining:
         self._sizes: dict[int, int] = {}
         #: Since when it looks weak, and as the sealer of which fragments. None: it does not.
         self._since: tuple[float, frozenset[int]] | None = None
+        #: When it declines although seals of its own are still on their way.
+        self._latest_at = float("inf")
         self._reviewed_at = float("-inf")
 
     def review(self, now: float) -> bool:
@@ -98,16 +101,21 @@ class Declining:
         if now > self._reviewed_at + self.state.policies.timing.evict_after_s:
             self._since = None  # a process that was stopped has heard nothing meanwhile
         self._reviewed_at = now
+        roster.hands_over = False
         if roster.declines and now >= self._until:
-            self._seal_again("to see whether its rounds still take longer than others'")
+            self._seal_again(now, "to see whether its rounds still take longer than others'")
         elif roster.declines and self._is_one_too_many():
-            self._seal_again("because more than half of the learners decline")
+            self._seal_again(now, "because more than half of the learners decline")
         elif not roster.declines and self.stragglers.judges and self._is_weak_for_long(now):
-            self._decline(now)
+            if self._all_have_its_seals() or now >= self._latest_at:
+                self._decline(now)
+            else:
+                roster.hands_over = True
         return roster.declines is not before
 
-    def _seal_again(self, why: str) -> None:
+    def _seal_again(self, now: float, why: str) -> None:
         self.state.roster.declines = False
+        self.state.roster.resumed.add(now, self.state.me)
         self.state.emit(Event("seals_again", f"seals again, {why}", lifts="declines"))
 
     def _decline(self, now: float) -> None:
@@ -147,7 +155,22 @@ class Declining:
         if self._since is None or self._since[1] != own:
             self._since = now, own
         # In a big roster the word of some is as old as `evict_after_s`, and of a former sealer.
-        return now >= self._since[0] + max(WEAK_ROUNDS * round_s, timing.evict_after_s)
+        patience_s = max(WEAK_ROUNDS * round_s, timing.evict_after_s)
+        self._latest_at = self._since[0] + 2 * patience_s
+        return now >= self._since[0] + patience_s
+
+    def _all_have_its_seals(self) -> bool:
+        """Whether it merges nothing, and no seal of its own is on its way. The learner that seals
+        next may not have that one yet. It would seal another on the same anchor, and one of the two
+        would be given up."""
+        state = self.state
+        own = [f for f in state.fragments if state.roster.sealer(f.fragment) == state.me]
+        return not any(
+            state.rounds[f.fragment].phase is Phase.MERGING
+            or f.is_moving
+            or any(key < f.lineage.key for _, key in state.shown(f.fragment))
+            for f in own
+        )
 
     def _told(self) -> list[PeerLatencies]:
         genesis = self.state.genesis

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.sealers import choose
 from mend_optim.protocol.lineage import PeerId
 
 
@@ -55,7 +55,8 @@ class GoBetweens:
             fragment: The fragment.
             to: The sealer.
             without: Peers that must not be it.
-            zone: This learner's. A peer of the same zone goes before all others.
+            zone: This learner's. A peer of the same zone goes before all others; among them, one
+                that does not decline to seal.
         """
         peer = self._peers.get(to.name)
         if peer is None or peer.id != to or peer.linked:
@@ -63,8 +64,8 @@ class GoBetweens:
         able = [p for p in self._usable() if to in p.reaches and p.has(fragment)]
         able = [p for p in able if p.id not in without]
         near = [p for p in able if zone and p.beat and p.beat.zone == zone]
-        ids = {p.id.name: p.id for p in near or able}
-        return ids[sealer_of(fragment, ids)] if ids else None
+        ids = [p.id for p in near or able]
+        return choose(fragment, ids, lambda id: self._peers[id.name].declines)
 
     def _usable(self) -> Iterator[Peer]:
         """The peers that can pass offers on: none can be sent to a peer that nobody can dial."""

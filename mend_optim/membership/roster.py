@@ -30,6 +30,7 @@ from itertools import islice
 from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.peer import Peer
+from mend_optim.membership.resumed import Resumed
 from mend_optim.membership.sealers import choose
 from mend_optim.membership.turned_away import TurnedAway
 from mend_optim.protocol.handshake import Life, Namesake
@@ -71,6 +72,10 @@ class Roster:
         self.address = address
         #: Whether this learner leaves its place as a sealer to others.
         self.declines = False
+        #: Whether it begins no round, because it is about to do so.
+        self.hands_over = False
+        #: Those that declined until lately.
+        self.resumed = Resumed()
         self.timing = timing
         self.limits = limits
         #: By name. Invariant: peers[name].id.name == name != me.name.
@@ -217,8 +222,7 @@ class Roster:
         """The greatest incarnation that hearsay may tell of."""
         if self._since is None:
             self._since = now
-        elapsed_ns = int((now - self._since) * 1e9)
-        return self.me.incarnation + elapsed_ns + CLOCKS_DIFFER_NS
+        return self.me.incarnation + int((now - self._since) * 1e9) + CLOCKS_DIFFER_NS
 
     def _may_be(self, name: str) -> bool:
         """Whether hearsay may bring this name to the roster, or a new process of it: not in place
@@ -244,6 +248,7 @@ class Roster:
         peer, or None if that is nothing new."""
         name, incarnation = news.peer
         known = self.peers.get(name)
+        self.resumed.hear(now, known, news, direct=isinstance(news, Beat))
         last = (known.id.incarnation, known.count) if known else self._graves.last(name)
         if name == self.me.name or (incarnation, news.count) <= last:
             return None
@@ -321,8 +326,7 @@ class Roster:
 
     def leave_out(self, id: PeerId) -> None:
         """Evict a peer, however live it is. Newer news of it brings it back to an open roster."""
-        peer = self.peers.pop(id.name)
-        self._graves.bury(id, peer.count)
+        self._graves.bury(id, self.peers.pop(id.name).count)
 
     def slept(self, now: float, seconds: float) -> None:
         """This learner was stopped for so long, and could hear nobody: that was no silence. Until a
@@ -346,6 +350,7 @@ class Roster:
             The evicted.
         """
         self.go_betweens.expire(now)
+        self.resumed.expire(now)
         # These sums must be those of `wake_at`. Rounded in another way, they could let a learner
         # wake up and find nothing to do, again and again.
         for peer in self:
@@ -365,8 +370,7 @@ class Roster:
     def _hearsay_after_s(self, peer: Peer) -> float:
         """After how long without a sign of its own a peer is known by hearsay. In a big roster,
         not every beat comes to everyone."""
-        rare = 1 + self.size // FANOUT if peer.linked else 1
-        return rare * self.timing.evict_after_s
+        return (1 + self.size // FANOUT if peer.linked else 1) * self.timing.evict_after_s
 
     def wake_at(self) -> float:
         """Return when the next peer is to be suspected or evicted, if nothing is heard of it."""
@@ -399,21 +403,22 @@ class Roster:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
         live = [p for p in self if p.address and not p.suspected and p.has(fragment)]
-        return choose(fragment, self._candidates(self.go_betweens.choosable(live)), self._declines)
+        able = self._candidates(self.go_betweens.choosable(live))
+        return choose(fragment, able, self.declines_to_seal)
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
-        if nobody were, or if it did not decline. Others may not suspect those that this learner
-        suspects, and a seal may have been on its way when its sealer declined."""
+        if nobody were, or if it did not decline, or if those that seal again still declined. Others
+        may not suspect those that this learner suspects, and a seal may have been on its way when
+        its sealer declined, or when the learner for which it sealed took its place again."""
         sealer, peer = self.sealer(fragment), self.find(id)
         if sealer is None or id == sealer:
             return True
         able = self.able(fragment)
         with_it = [p for p in able if p is peer or not p.suspected]
         seen = [self._candidates(peers) for peers in (with_it, able)]
-        judges = (self._declines, lambda other: other != id and self._declines(other))
-        chosen = (choose(fragment, some, declines) for some in seen for declines in judges)
-        return peer in able and id in chosen
+        stood_back = self.resumed.besides(id, self.declines_to_seal)
+        return peer in able and id in (choose(fragment, some, stood_back) for some in seen)
 
     def able(self, fragment: int) -> Sequence[Peer]:
         """Return the peers that can seal a fragment, suspects included."""
@@ -424,7 +429,8 @@ class Roster:
         """These peers, and this learner if it can be dialled."""
         return [*(peer.id for peer in peers), *([self.me] if self.address else ())]
 
-    def _declines(self, id: PeerId) -> bool:
+    def declines_to_seal(self, id: PeerId) -> bool:
+        """Whether a learner, perhaps this one, leaves its place as a sealer to others."""
         return self.declines if id == self.me else self.peers[id.name].declines
 
     def known_at(self, started: bool) -> float:
@@ -443,8 +449,7 @@ class Roster:
 
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
-        known = [_rumor_of(peer) for peer in self if not peer.silent]
-        return (*known, *self._graves.goodbyes())
+        return (*(_rumor_of(p) for p in self if not p.silent), *self._graves.goodbyes())
 
     def audience(self, count: int) -> list[PeerId]:
         """Return the peers to send beat number `count` to: all of them, or in a big roster a window

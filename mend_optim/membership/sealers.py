@@ -11,7 +11,7 @@ fragments, each learner seals one:
 - Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. In a round, a sealer sends
   and receives as much as all M learners together offer, so all wait for its link.
 - The fragments of a learner that declines (see `engine/declining.py`) are sealed by others beside
-  their own. No fragment of a learner that does not decline moves.
+  their own. No other fragment moves.
 - An added fragment does not move the others.
 - When a learner comes or goes, about twice as many fragments change hands as with a hash alone,
   where only that learner's own do.
@@ -35,15 +35,17 @@ def choose(
     fragment: int, candidates: Iterable[PeerId], declines: Callable[[PeerId], bool]
 ) -> PeerId | None:
     """Return the sealer of a fragment among these, of which no two have the same name. If that one
-    declines, choose among those that do not, if there are any. None if there is nobody."""
+    declines, choose among the others, and so on, unless all decline. None if there is nobody."""
     ids = {id.name: id for id in candidates}
     if not ids:
         return None
-    first = ids[sealer_of(fragment, ids)]
-    if not declines(first):
-        return first
-    willing = {name: id for name, id in ids.items() if not declines(id)}
-    return willing[sealer_of(fragment, willing)] if willing else first
+    chosen = ids[sealer_of(fragment, ids)]
+    if declines(chosen) and all(map(declines, ids.values())):
+        return chosen
+    while declines(chosen):
+        del ids[chosen.name]
+        chosen = ids[sealer_of(fragment, ids)]
+    return chosen
 
 
 def sealer_of(fragment: int, names: Iterable[str]) -> str:

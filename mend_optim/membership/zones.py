@@ -20,7 +20,7 @@ from collections.abc import Collection
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.reach import stay_apart
 from mend_optim.membership.roster import Roster
-from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.sealers import choose
 from mend_optim.protocol.lineage import PeerId
 
 
@@ -57,12 +57,8 @@ def first_hop(
     if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):
         return to
     able = [p for p in roster if p.id not in without and _can_relay(roster, p, fragment, to)]
-    ids = {peer.id.name: peer.id for peer in able}
-    if roster.address:
-        ids[roster.me.name] = roster.me
-    if not ids:
-        return to
-    return ids[sealer_of(fragment, ids)]
+    ids = [peer.id for peer in able] + ([roster.me] if roster.address else [])
+    return choose(fragment, ids, roster.declines_to_seal) or to
 
 
 def _can_relay(roster: Roster, peer: Peer, fragment: int, to: PeerId) -> bool:

@@ -8,6 +8,7 @@ ROOM = "engine/declining"
 TESTS = of("unit/engine/test_declining")
 LATENCIES = of("unit/engine/test_round_latencies")
 SEALERS = of("unit/membership/test_roster", "decline")
+AGAIN = of("unit/membership/test_roster", "again")
 WEAK = of("virtual/test_weak_links", "seals_for_nobody")
 
 
@@ -176,30 +177,104 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "learners-that-decline-seal",
-        "    if not declines(first):\n",
-        "    if True:\n",
+        "    while declines(chosen):\n",
+        "    while False:\n",
         "membership/sealers",
         SEALERS,
     ),
     mutant(
         "nobody-seals-if-all-decline",
-        "if willing else first",
-        "if willing else None",
+        "if declines(chosen) and all(map(declines, ids.values())):\n        return chosen",
+        "if declines(chosen) and all(map(declines, ids.values())):\n        return None",
         "membership/sealers",
         SEALERS,
     ),
     mutant(
         "other-fragments-move-too",
-        "    if not declines(first):\n",
-        "    if not any(map(declines, ids.values())):\n",
+        "    while declines(chosen):\n",
+        "    while any(map(declines, ids.values())):\n",
         "membership/sealers",
         SEALERS,
     ),
     mutant(
+        "a-second-one-that-declines-moves-fragments-of-the-first",
+        "        del ids[chosen.name]\n",
+        "        ids = {name: id for name, id in ids.items() if not declines(id)}\n",
+        "membership/sealers",
+        of("unit/membership/test_sealers", "each_moves_its_own"),
+    ),
+    mutant(
+        "rounds-of-a-substitute-are-refused-once-its-learner-seals-again",
+        "(other in self._until or declines(other))",
+        "declines(other)",
+        "membership/resumed",
+        AGAIN,
+    ),
+    mutant(
+        "the-place-of-a-substitute-never-ends",
+        " if now < until}",
+        "}",
+        "membership/resumed",
+        AGAIN,
+    ),
+    mutant(
+        "a-rumor-of-a-learner-that-seals-again-is-not-noted",
+        "(direct or not peer.heard)",
+        "direct",
+        "membership/resumed",
+        AGAIN,
+    ),
+    mutant(
+        "a-learner-that-seals-again-takes-no-seal-of-its-substitute",
+        "        self.state.roster.resumed.add(now, self.state.me)\n",
+        "",
+    ),
+    mutant(
+        "a-learner-declines-while-its-seals-are-on-their-way",
+        "any(key < f.lineage.key for _, key in state.shown(f.fragment))",
+        "False",
+    ),
+    mutant(
+        "a-learner-declines-while-it-merges",
+        "state.rounds[f.fragment].phase is Phase.MERGING",
+        "False",
+    ),
+    mutant(
+        "one-that-takes-no-seal-keeps-a-learner-from-declining",
+        " or now >= self._latest_at:",
+        ":",
+    ),
+    mutant(
+        "a-learner-that-is-about-to-decline-begins-rounds",
+        " or state.roster.hands_over",
+        "",
+        "engine/sealer",
+        of("unit/engine/test_sealer", "about_to_decline"),
+    ),
+    mutant(
+        "a-learner-that-seals-on-begins-no-round",
+        "        roster.hands_over = False\n",
+        "",
+    ),
+    mutant(
+        "a-weak-link-relays",
+        "return choose(fragment, ids, roster.declines_to_seal) or to",
+        "return choose(fragment, ids, lambda id: False) or to",
+        "membership/zones",
+        of("unit/membership/test_zones", "declines"),
+    ),
+    mutant(
+        "a-weak-link-is-a-go-between",
+        "lambda id: self._peers[id.name].declines",
+        "lambda id: False",
+        "membership/go_betweens",
+        of("unit/membership/test_go_betweens", "declines"),
+    ),
+    mutant(
         "rounds-begun-before-their-sealer-declined-are-refused",
-        "judges = (self._declines, lambda other: other != id and self._declines(other))",
-        "judges = (self._declines,)",
-        "membership/roster",
+        "other != id and (other in",
+        "(other in",
+        "membership/resumed",
         SEALERS,
     ),
     mutant(

@@ -83,7 +83,7 @@ GO_BETWEEN_MUTANTS = (
         CHOICE,
     ),
     mutant("a-go-between-that-has-not-joined", ROOM, "            and peer.training\n", "", CHOICE),
-    mutant("go-betweens-are-far-away", ROOM, "for p in near or able}", "for p in able}", CHOICE),
+    mutant("go-betweens-are-far-away", ROOM, "for p in near or able]", "for p in able]", CHOICE),
     mutant("a-go-between-without-a-stream", ROOM, "            and peer.linked\n", "", CHOICE),
     mutant("a-silent-go-between", ROOM, "            and not peer.suspected\n", "", CHOICE),
     mutant(
@@ -157,8 +157,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "beats-are-as-frequent-in-a-big-roster",
         ROSTER,
-        "rare = 1 + self.size // FANOUT if peer.linked else 1",
-        "rare = 1",
+        "(1 + self.size // FANOUT if peer.linked else 1) * self",
+        "self",
         CHOICE,
     ),
     mutant(

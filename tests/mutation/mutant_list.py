@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant("digest-without-base", 3, "protocol/lineage", "[self.digest, payload, *", "[payload, *", LINEAGE),
     Mutant("seal-of-another-base", 3, "engine/adoption", "if seal.base != fragment.lineage.digest:", "if False:", ADOPTING),
     Mutant("seal-that-does-not-follow", 3, "engine/adoption", "if lineage.key != seal.key:", "if False:", ADOPTING),
-    Mutant("merge-while-merging", 3, "engine/sealer", (("if undecided or round.phase is Phase.MERGING or fragment.is_moving:")), "if undecided or fragment.is_moving:", SEALING),
+    Mutant("merge-while-merging", 3, "engine/sealer", "or round.phase is Phase.MERGING or fragment.is_moving:", "or fragment.is_moving:", SEALING),
     Mutant("sealers-differ", 3, "membership/roster", "[*(peer.id for peer in peers), *([self.me]", "[*([self.me]", ROSTER),
     Mutant("one-name-seals-all", 3, "membership/sealers", "        free.remove(chosen[-1])\n", "", SEALERS),
     Mutant("a-role-of-another-row", 3, "membership/sealers", "first = row * len(learners)", "first = 0", SEALERS),

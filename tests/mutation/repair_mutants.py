@@ -130,8 +130,8 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "rounds-end-on-a-wrong-anchor",
-        "        undecided = undecided or self.adoption.repairs.is_mending(p)\n",
-        "",
+        "if is_mending or _waits(state)",
+        "if _waits(state)",
         "engine/sealer",
     ),
     mutant(

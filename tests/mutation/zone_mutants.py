@@ -19,7 +19,11 @@ ZONE_MUTANTS = (
     mutant("relays-need-no-address", RULES, "bool(peer.address) and ", "", HOPS),
     mutant("relays-need-not-train", RULES, "peer.training and ", "", HOPS),
     mutant(
-        "who-cannot-be-dialled-relays", RULES, "    if roster.address:\n", "    if True:\n", HOPS
+        "who-cannot-be-dialled-relays",
+        RULES,
+        "if roster.address else [])",
+        "if True else [])",
+        HOPS,
     ),
     mutant(
         "who-does-not-reach-the-sealer-relays",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mend_optim.engine import declining
 from mend_optim.engine.effects import Send
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.protocol.messages import Offer, Seal, State
@@ -22,12 +23,23 @@ class WeakLink(Cluster):
     """Learners of equal speed, of which one takes so long to send a bulky message, and to receive
     one. Unless it `seals`, nobody can dial it."""
 
-    def __init__(self, n: int, offer_s: float, seals: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        n: int,
+        offer_s: float,
+        seals: bool = False,
+        seal_s: float = 0.0,
+        seed: int = 1,
+        **options: Any,
+    ) -> None:
         plan = policies(grace_s=8.0, **options)
-        super().__init__(n, 1, plan, loss=0.0, duplicates=0.0, delay_s=0.05)
+        work_s = 0.5 if seal_s else 0.2
+        super().__init__(n, seed, plan, loss=0.0, duplicates=0.0, delay_s=0.05, work_s=work_s)
         self.speed = dict.fromkeys(self.names, 1.0)
         self.dialable[WEAK] = seals
         self.offer_s = offer_s
+        #: How long a seal takes on a link that is not weak.
+        self.seal_s = seal_s
         self.start_all()
         self.run(60)
 
@@ -35,6 +47,8 @@ class WeakLink(Cluster):
         is_weak = WEAK in (sender.name, effect.to.name)
         if is_weak and isinstance(effect.message, Offer | Seal | State):
             self.at(self.offer_s, super().send, sender, effect)
+        elif self.seal_s and isinstance(effect.message, Seal):
+            self.at(self.seal_s, super().send, sender, effect)
         else:
             super().send(sender, effect)
 
@@ -98,3 +112,17 @@ def test_a_weak_link_seals_for_nobody(auto: AutoPeriod | None) -> None:
     records = [r for x in weak.learners.values() for r in list(x.engine.state.records)[-20:]]
     assert not any(record.sealer == WEAK for record in records)
     assert weak.settle()
+
+
+@pytest.mark.parametrize("seed", [2, 9])
+def test_no_work_is_lost_when_a_learner_declines_or_seals_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seals of the learner that has just sealed are still on their way, or it merges."""
+    monkeypatch.setattr(declining, "FIRST_S", 40.0)
+    cluster = WeakLink(4, 6.0, seals=True, seal_s=1.0, seed=seed, fragments=4)
+    cluster.oracle.counts = False
+    cluster.run(240)
+    assert cluster.seen["declines"] > 1
+    assert cluster.seen["seals_again"] > 1
+    assert not [record for _, _, record in cluster.ledger if record.superseded]

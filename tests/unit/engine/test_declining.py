@@ -19,14 +19,15 @@ from mend_optim.engine.declining import (
 )
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.policies import Policies
+from mend_optim.engine.round import Phase
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat
 from tests import reference
-from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine
+from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown
 
 
 def told(*latencies: int, step_s: float = 1.0) -> PeerLatencies:
@@ -122,6 +123,8 @@ class Seals(DrivenEngine):
         self.content: list[PeerId] = []
         #: Peers that nobody can dial.
         self.undialled: list[PeerId] = []
+        #: The anchors that the peers show; empty: those that all began with.
+        self.lineages: list[Lineage] = []
         super().__init__(fragments=FRAGMENTS, **options)
         self.hear(own=1)
 
@@ -141,7 +144,11 @@ class Seals(DrivenEngine):
         for peer in (PEER, THIRD):
             finds = [others] * FRAGMENTS if peer in self.content else told
             self.beat(
-                peer, address=f"{peer.name}:1", latencies=finds, declines=peer in self.declining
+                peer,
+                *self.lineages,
+                address=f"{peer.name}:1",
+                latencies=finds,
+                declines=peer in self.declining,
             )
         for peer in self.undialled:
             self.beat(peer, address="", latencies=told)
@@ -167,6 +174,70 @@ def test_a_learner_with_a_weak_link_seals_nothing_and_says_so() -> None:
     assert event.facts == {"for_s": FIRST_S}
     assert engine.engine.beats.make().declines
     assert not engine.events("seals_again")
+
+
+def lagging(engine: Seals) -> None:
+    """Its peers do not have its last seal yet."""
+    fragment = engine.engine.state.fragments[min(engine.own)]
+    fragment.lineage = grown(fragment.lineage)
+
+
+def test_it_declines_once_all_have_its_seals() -> None:
+    """Its substitute would seal another one on the same anchor."""
+    engine = Seals()
+    lagging(engine)
+    engine.look_weak(LONG_S + 20.0)
+    roster = engine.engine.state.roster
+    assert (engine.declines, roster.hands_over) == (False, True)
+    engine.lineages = [each.lineage for each in engine.engine.state.fragments]
+    engine.hear(own=ROUND_S)
+    engine.hear(own=ROUND_S)
+    assert (engine.declines, roster.hands_over) == (True, False)
+
+
+def test_it_declines_once_it_merges_nothing() -> None:
+    engine = Seals()
+    (first, _) = sorted(engine.own)
+    round = engine.engine.state.rounds[first]
+    round.phase = Phase.MERGING
+    engine.look_weak(LONG_S + 20.0)
+    assert not engine.declines
+    round.phase = Phase.WAITING
+    engine.look_weak(20.0)
+    assert engine.declines
+
+
+def test_it_waits_for_a_learner_that_does_not_take_its_seal_for_as_long_again() -> None:
+    engine = Seals()
+    lagging(engine)
+    engine.look_weak(2 * LONG_S - 10.0)
+    assert not engine.declines
+    engine.look_weak(20.0)
+    assert engine.declines
+
+
+def test_if_its_rounds_are_quick_again_it_seals_on() -> None:
+    engine = Seals()
+    lagging(engine)
+    engine.look_weak(LONG_S + 20.0)
+    assert engine.engine.state.roster.hands_over
+    engine.hear(own=10)
+    engine.hear(own=10)
+    assert not engine.engine.state.roster.hands_over
+    assert not engine.declines
+
+
+def test_seals_of_its_substitute_count_when_it_seals_again() -> None:
+    engine = Seals()
+    engine.look_weak()
+    roster = engine.engine.state.roster
+    substitutes = [roster.sealer(p) for p in range(FRAGMENTS)]
+    while engine.declines:
+        engine.now += 30.0
+        engine.hear(own=10)
+    for p, substitute in enumerate(substitutes):
+        assert substitute
+        assert roster.may_seal(p, substitute)
 
 
 def test_a_learner_whose_rounds_take_as_long_as_others_seals() -> None:

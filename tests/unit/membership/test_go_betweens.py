@@ -153,6 +153,20 @@ def test_a_go_between_is_a_neighbour_if_one_is_there() -> None:
     assert chosen == set(map(id_of, "abde"))
 
 
+def test_a_go_between_that_declines_to_seal_is_chosen_only_if_there_is_no_other() -> None:
+    """Its link is weak."""
+    graph = joined("abcdef", [("a", name) for name in "ef"] + [("b", name) for name in "ef"])
+    roster = roster_of(graph, "a")
+    far = id_of("e")
+    chosen = {roster.go_betweens.choose(p, far) for p in range(12)}
+    assert chosen == {id_of("c"), id_of("d")}
+    for names, left in (("c", "d"), ("cd", "cd")):
+        for name in names:
+            roster.hear(1.0, replace(told(graph, name, len(names) + 1), declines=True))
+        chosen = {roster.go_betweens.choose(p, far) for p in range(12)}
+        assert chosen == set(map(id_of, left))
+
+
 def test_a_doubt_ends_and_the_next_one_lasts_twice_as_long() -> None:
     roster = roster_of(ROOMS, "c")
     p, sealer = far_fragment(roster)

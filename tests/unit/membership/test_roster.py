@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mend_optim.errors import UsageError
 from mend_optim.membership.graves import GOODBYES, GRAVES, LEFT, TOLD
 from mend_optim.membership.peer import Peer
+from mend_optim.membership.resumed import RESUMED_S
 from mend_optim.membership.roster import (
     AWAY,
     DEAF,
@@ -833,6 +834,41 @@ def test_a_round_that_a_learner_began_before_it_declined_counts() -> None:
     for fragment, sealer in enumerate(before):
         assert sealer
         assert sealer == ME or roster.may_seal(fragment, sealer)
+
+
+def test_a_seal_of_the_substitute_counts_for_a_while_after_its_learner_seals_again() -> None:
+    """It was on its way, or is being made: the substitute may hear of it later."""
+    roster = new("b", "c", "d")
+    roster.hear(1.0, beat("b", 2, declines=True))
+    substitutes = [roster.sealer(fragment) for fragment in range(12)]
+    roster.hear(2.0, beat("b", 3))
+    moved = [(p, id) for p, id in enumerate(substitutes) if id != roster.sealer(p)]
+    strangers = [(p, PeerId(name, 1)) for p, id in moved for name in "cd" if id and name != id.name]
+    peers = [(p, id) for p, id in moved if id != ME]
+    assert peers
+    for count, at in enumerate((1.0 + RESUMED_S, 2.0 + RESUMED_S), 4):
+        for name in "bcd":
+            roster.hear(at, beat(name, count))
+    roster.expire(1.0 + RESUMED_S)
+    assert all(roster.may_seal(p, id) for p, id in peers if id)
+    assert not any(roster.may_seal(p, id) for p, id in strangers)
+    roster.expire(2.0 + RESUMED_S)
+    assert not any(roster.may_seal(p, id) for p, id in peers if id)
+
+
+def test_rumors_tell_that_a_peer_seals_again() -> None:
+    roster = new("c", "d")
+    roster.go_betweens.believes_in = lambda id: True
+    roster.meet(0.0, PeerId("c", 1), "c:1")
+    roster.link(0.0, PeerId("c", 1), True)
+    told = Rumor(B, "b:1", 1, reached=True, declines=True)
+    roster.hear(1.0, beat("c", 2, training=True, roster=(told,)))
+    roster.gossip(1.0, [told])
+    substitutes = [roster.sealer(fragment) for fragment in range(12)]
+    roster.gossip(2.0, [replace(told, count=2, declines=False)])
+    moved = [(p, id) for p, id in enumerate(substitutes) if id not in (ME, roster.sealer(p))]
+    assert moved
+    assert all(roster.may_seal(p, id) for p, id in moved if id)
 
 
 def test_that_a_peer_declines_is_passed_on() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.membership.sealers import AT_ONCE, sealer_of
+from mend_optim.membership.sealers import AT_ONCE, choose, sealer_of
+from mend_optim.protocol.lineage import PeerId
 from tests import reference
 
 names = st.lists(st.text("bcdefg", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
@@ -80,3 +81,35 @@ def test_a_row_is_the_same_however_much_of_it_is_asked_for(learners: int) -> Non
     row = sealers(2 * learners, everyone)
     assert sorted(row[:learners]) == sorted(row[learners:]) == sorted(everyone)
     assert row == reference.sealers(2 * learners, everyone)
+
+
+@given(names, st.integers(0, 40), st.sets(st.integers(0, 7)))
+def test_of_learners_that_decline_each_moves_its_own_fragments(
+    learners: list[str], fragment: int, weak: set[int]
+) -> None:
+    """Whoever has the place of one that declines keeps it when another one declines."""
+    ids = [PeerId(name, 1) for name in learners]
+    declining = [id for i, id in enumerate(ids) if i in weak]
+    for i, id in enumerate(declining):
+        before, after = declining[:i], declining[: i + 1]
+        sealer = choose(fragment, ids, before.__contains__)
+        if len(after) < len(ids) and sealer != id:
+            assert choose(fragment, ids, after.__contains__) == sealer
+
+
+@given(names, st.integers(0, 40), st.sets(st.integers(0, 7)))
+def test_whoever_declines_seals_only_if_all_do(
+    learners: list[str], fragment: int, weak: set[int]
+) -> None:
+    ids = [PeerId(name, 1) for name in learners]
+    declining = {id for i, id in enumerate(ids) if i in weak}
+    sealer = choose(fragment, ids, declining.__contains__)
+    assert sealer
+    if declining.issuperset(ids):
+        assert sealer.name == sealer_of(fragment, learners)
+    else:
+        assert sealer not in declining
+
+
+def test_where_there_is_nobody_nobody_seals() -> None:
+    assert choose(0, (), lambda id: False) is None

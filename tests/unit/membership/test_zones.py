@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +96,20 @@ def test_a_learner_that_cannot_be_dialled_relays_for_nobody() -> None:
 
 def _fields(beat: Beat) -> dict[str, object]:
     return {name: getattr(beat, name) for name in ("peer", "address", "count", "training")}
+
+
+def test_a_learner_that_declines_to_seal_relays_only_if_nobody_else_can() -> None:
+    """Its link is weak, and all of its zone would wait for it."""
+    roster, b = roster_of("a", THREE), PeerId("b", 1)
+    beat = roster.peers["b"].beat
+    assert beat
+    roster.hear(1.0, replace(beat, count=2, declines=True))
+    assert relay_of_a(roster) == {"a"}
+    assert relay_of_a(roster, b) == {"a"}
+    roster.declines = True
+    assert relay_of_a(roster) == {"a", "b"}
+    roster.hear(2.0, replace(beat, count=3))
+    assert relay_of_a(roster) == {"b"}
 
 
 def test_learners_without_a_zone_are_nobodys_neighbours() -> None:

@@ -1,0 +1,39 @@
+"""Learners that declined to seal until lately. The seals that others made in their place may still
+be on their way, or be made at this moment by a learner that has not heard of it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mend_optim.membership.peer import Peer
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Rumor
+
+#: Seconds after a learner seals again in which a seal of its substitute may come.
+RESUMED_S = 600.0
+
+
+class Resumed:
+    """The learners that seal again, for a while."""
+
+    def __init__(self) -> None:
+        self._until: dict[PeerId, float] = {}
+
+    def add(self, now: float, id: PeerId) -> None:
+        """A learner, perhaps this one, declines no more."""
+        self._until[id] = now + RESUMED_S
+
+    def hear(self, now: float, peer: Peer | None, word: Beat | Rumor, *, direct: bool) -> None:
+        """A peer, known as it was before, tells this of itself if it is `direct`. Else others tell
+        it, which counts if this learner has not heard the peer."""
+        if peer and (direct or not peer.heard) and peer.declines and not word.declines:
+            self.add(now, peer.id)
+
+    def besides(self, id: PeerId, declines: Callable[[PeerId], bool]) -> Callable[[PeerId], bool]:
+        """Return whether a learner may have left its place to another one, of this id: it declines,
+        or did until lately."""
+        return lambda other: other != id and (other in self._until or declines(other))
+
+    def expire(self, now: float) -> None:
+        """Forget those that have sealed for long enough."""
+        self._until = {id: until for id, until in self._until.items() if now < until}

@@ -13,6 +13,7 @@ from mend_optim.membership.failslow import Verdict
 from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.refusals import Refused
+from mend_optim.protocol.sight import late_text
 
 #: How a learner has ended: see `Status.ended`.
 AGREED = "agreed"
@@ -66,6 +67,10 @@ class PeerStatus:
             else 0.
         finishing: whether the peer has called `finish()`, and waits there until all others have.
         zone: the peer's `zone=`, as of its last beat; "" if it is in none.
+        declines: whether the peer leaves its place as a sealer to others, because its link is weak:
+            see [late learners](stragglers.md#late-learners).
+        missed: of each fragment, how many of the last rounds in a row were sealed without the peer,
+            although it was expected, as far as `Status.rounds` goes back. Its offers come late.
 
     Example:
         >>> peer = PeerStatus(
@@ -84,6 +89,8 @@ class PeerStatus:
     slow: float = 0.0
     finishing: bool = False
     zone: str = ""
+    declines: bool = False
+    missed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +141,7 @@ class Status:
             of the last rounds; 0 if there were too few.
         reported: the numbers that the script told `report()` last.
         zone: the learner's own `zone=`; "" if it is in none.
+        declines: whether this learner leaves its place as a sealer to others.
 
     Example:
         >>> import torch
@@ -184,6 +192,7 @@ class Status:
     rolled_back_by: str = ""
     reported: Mapping[str, float] = field(default_factory=dict)
     zone: str = ""
+    declines: bool = False
 
     def __str__(self) -> str:
         lines = {
@@ -243,7 +252,7 @@ def _rounds_text(status: Status) -> str:
     last = next((record for record in reversed(status.rounds) if record.members), None)
     if last:
         text += f"; the last merged {', '.join(member.name for member in last.members)}"
-    return text
+    return f"{text}; it declines to seal" if status.declines else text
 
 
 def _steps(count: int) -> str:
@@ -264,8 +273,10 @@ def _refused_text(refused: Sequence[Refused]) -> str:
 
 def _peer_state(peer: PeerStatus) -> str:
     slow = f", {peer.slow:.1f} times slower" if peer.slow else ""
+    late = f", {late_text(peer.missed)}" if late_text(peer.missed) else ""
+    declines = ", declines to seal" if peer.declines else ""
     waits = ", waits in finish()" if peer.finishing else ""
-    return f"{peer.state}{slow}{waits}"
+    return f"{peer.state}{slow}{late}{declines}{waits}"
 
 
 class Traffic(NamedTuple):
@@ -317,9 +328,25 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
             slow=failing[peer.id].ratio if peer.id in failing else 0.0,
             finishing=not _has_ended(state, peer) and peer.word is not None and peer.word.finishes,
             zone=peer.beat.zone if peer.beat else "",
+            declines=peer.declines,
+            missed=missed_rounds(state, peer.id.name),
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )
+
+
+def missed_rounds(state: EngineState, name: str) -> tuple[int, ...]:
+    """By fragment, in how many of the last rounds in a row a peer was expected and absent."""
+    missed = [0] * len(state.fragments)
+    ended = set[int]()
+    for record in reversed(state.records):
+        # An anchor that came whole tells of no members, and those of an added group come later.
+        if record.members and record.fragment < len(missed) and record.fragment not in ended:
+            if name in record.absent:
+                missed[record.fragment] += 1
+            else:
+                ended.add(record.fragment)
+    return tuple(missed)
 
 
 def _end_of(state: EngineState) -> str:
@@ -382,4 +409,5 @@ def learner_status(
         rollbacks=rollback.number if rollback else 0,
         rolled_back_by=rollback.by if rollback else "",
         zone=state.roster.zone,
+        declines=state.roster.declines,
     )

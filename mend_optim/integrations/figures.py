@@ -225,6 +225,23 @@ FIGURES = (
         labels=("peer",),
     ),
     Figure(
+        name="peer_missed_rounds",
+        text="How many of the last rounds of a fragment in a row lack the peer, at most.",
+        read=_by_peer(lambda peer: max(peer.missed, default=0)),
+        labels=("peer",),
+    ),
+    Figure(
+        name="peer_declines",
+        text="1 if the peer leaves its place as a sealer to others, else 0.",
+        read=_by_peer(lambda peer: peer.declines),
+        labels=("peer",),
+    ),
+    Figure(
+        name="declines",
+        text="1 if this learner leaves its place as a sealer to others, else 0.",
+        read=lambda status: {(): status.declines},
+    ),
+    Figure(
         name="anchor_version",
         text="Version of the fragment's anchor.",
         read=lambda status: {(str(part.index),): part.version for part in status.fragments},

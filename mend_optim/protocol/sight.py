@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mend_optim.protocol.lineage import PeerId
@@ -14,6 +15,8 @@ REPORTED_NAME = 32
 #: Rounds that stay away for longer than this, and than so many of them take, have stopped.
 QUIET_S = 60.0
 QUIET_ROUNDS = 10
+#: Rounds in a row without a learner, after which it is called late: one may be missed by chance.
+LATE_ROUNDS = 2
 #: The last rounds that are shown, and the members that are named of each.
 ROUNDS_SHOWN = 5
 
@@ -31,6 +34,19 @@ class SeenPeer:
     slow: float = 0.0
     finishing: bool = False
     zone: str = ""
+    declines: bool = False
+    missed: tuple[int, ...] = ()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether rounds were sealed without it again and again."""
+        return max(self.missed, default=0) >= LATE_ROUNDS
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says more of the peer than that it is alive."""
+        is_slow = self.slow > 0 or self.declines or self.is_late
+        return self.state != "alive" or self.finishing or is_slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +110,14 @@ class Sight:
         """Whether rounds that came before have stayed away for much longer than they take."""
         usual_s = (self.sync_every + self.latency) * self.seconds_per_step
         return self.quiet_s > max(QUIET_S, QUIET_ROUNDS * usual_s)
+
+
+def late_text(missed: Sequence[int]) -> str:
+    """Which rounds a learner has missed, in words; empty if it is not late. `missed`: of each
+    fragment, how many of its last rounds in a row."""
+    late = [p for p, rounds in enumerate(missed) if rounds >= LATE_ROUNDS]
+    if not late:
+        return ""
+    which = f"fragment{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+    which = which if len(missed) > len(late) or len(missed) == 1 else "all fragments"
+    return f"late: not in the last {max(missed)} rounds of {which}"

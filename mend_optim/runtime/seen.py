@@ -56,6 +56,8 @@ def sight_of(
                 slow=peer.slow,
                 finishing=peer.finishing,
                 zone=peer.zone,
+                declines=peer.declines,
+                missed=peer.missed,
             )
             for peer in status.roster
         ),

@@ -109,6 +109,8 @@ def _seen(peer: SeenPeer) -> pb.Seen:
         slow=peer.slow,
         finishing=peer.finishing,
         zone=peer.zone,
+        declines=peer.declines,
+        missed=peer.missed,
     )
 
 
@@ -124,6 +126,11 @@ def _to_seen(peer: pb.Seen) -> SeenPeer:
         slow=checked_number("slowness", peer.slow),
         finishing=peer.finishing,
         zone=checked_name("zone", peer.zone, may_be_empty=True),
+        declines=peer.declines,
+        missed=tuple(
+            checked_count("missed rounds", rounds)
+            for rounds in checked_list("fragments", peer.missed)
+        ),
     )
 
 

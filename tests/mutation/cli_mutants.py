@@ -196,8 +196,8 @@ CLI_MUTANTS = (
     mutant(
         "others-name-no-slow-learner",
         "cli/watch/crowd",
-        'peer.state != "alive" or peer.slow',
-        'peer.state != "alive"',
+        "or peer.tells:",
+        "or False:",
         CROWD,
     ),
     mutant(

@@ -9,6 +9,7 @@ TESTS = of("unit/engine/test_declining")
 LATENCIES = of("unit/engine/test_round_latencies")
 SEALERS = of("unit/membership/test_roster", "decline")
 AGAIN = of("unit/membership/test_roster", "again")
+STATUS = of("unit/test_status")
 WEAK = of("virtual/test_weak_links", "seals_for_nobody")
 
 
@@ -255,6 +256,34 @@ DECLINING_MUTANTS = (
         "a-learner-that-seals-on-begins-no-round",
         "        roster.hands_over = False\n",
         "",
+    ),
+    mutant(
+        "rounds-of-long-ago-are-missed-in-a-row",
+        "                ended.add(record.fragment)\n",
+        "                pass\n",
+        "status",
+        STATUS,
+    ),
+    mutant(
+        "an-anchor-that-came-whole-ends-the-missed-rounds",
+        "if record.members and record.fragment < len(missed)",
+        "if record.fragment < len(missed)",
+        "status",
+        STATUS,
+    ),
+    mutant(
+        "one-missed-round-is-late",
+        "if rounds >= LATE_ROUNDS]",
+        "if rounds]",
+        "protocol/sight",
+        STATUS,
+    ),
+    mutant(
+        "a-watcher-is-not-told-who-is-late",
+        "max(self.missed, default=0) >= LATE_ROUNDS",
+        "False",
+        "protocol/sight",
+        of("unit/cli/test_crowd", "late"),
     ),
     mutant(
         "a-weak-link-relays",

@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mend_optim import Credentials, MendOptimizer
 from mend_optim.cli.command import main
 from mend_optim.cli.watch.command import MERGING, NO_ANSWER, NOT_MERGING, see
 from mend_optim.cli.watch.crowd import Crowd
+from mend_optim.engine.engine import Engine
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.sight import Sight
@@ -226,3 +227,46 @@ def test_a_stranger_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
             told = json.loads(capsys.readouterr().out)
             assert told["learners"] == []
             assert told["states"] == {}
+
+
+def test_a_user_sees_who_is_late_and_who_declines_to_seal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of three learners two train on, and the third one takes no step meanwhile."""
+    every: dict[str, Any] = {"listen": LOOPBACK, "timing": TIMING, "sync_every": 1, "grace": 0}
+    with ExitStack() as stack:
+        made: list[MendOptimizer] = []
+        for name in "abc":
+            peers = [address_of(one) for one in made]
+            made.append(MendOptimizer(descent(1.0), name=name, peers=peers, **every))
+            stack.callback(made[-1].close)
+        a, b, c = made
+        start(made)
+
+        def missed() -> int:
+            for one in (a, b):
+                _step(one)
+            return sum(a.status().roster[1].missed)
+
+        assert any(missed() >= 2 for _ in range(10_000))
+        assert "c alive, late: not in the last " in str(a.status())
+        assert a.status().roster[0].missed == (0,)
+        declining = _engine(c).beats.declining
+        declining._until, _engine(c).state.roster.declines = float("inf"), True
+        until_holds(a, lambda: _engine(a).state.roster.peers["c"].declines)
+        assert c.status().declines
+        assert [peer.declines for peer in a.status().roster] == [False, True]
+        main(["status", address_of(a)])
+        printed = capsys.readouterr().out
+        assert re.search(r"c +\w+, late \(\d+ rounds\), declines to seal", printed)
+
+
+def _engine(optimizer: MendOptimizer) -> Engine:
+    assert optimizer._learner is not None
+    return optimizer._learner.engine
+
+
+def _step(optimizer: MendOptimizer) -> None:
+    for parameter in parameters(optimizer):
+        parameter.grad = parameter.clone()
+    optimizer.step()

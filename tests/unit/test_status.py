@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mend_optim import Status
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.refusals import Refused
-from mend_optim.status import FragmentStatus, PeerStatus
+from mend_optim.status import FragmentStatus, PeerStatus, missed_rounds
 
 ROUND = RoundRecord(
     fragment=0,
@@ -71,6 +78,39 @@ def test_a_status_prints_as_lines_for_people() -> None:
 def test_the_zone_is_told_if_there_is_one() -> None:
     lines = str(replace(STATUS, zone="east")).splitlines()
     assert lines[1:3] == ["  address   127.0.0.1:29600", "  zone      east"]
+
+
+@pytest.mark.parametrize(
+    ("missed", "text"),
+    [
+        ((1, 1), "b alive"),
+        ((0, 4), "b alive, late: not in the last 4 rounds of fragment 1"),
+        ((2, 0, 9), "b alive, late: not in the last 9 rounds of fragments 0, 2"),
+        ((2,), "b alive, late: not in the last 2 rounds of fragment 0"),
+        ((5, 2), "b alive, late: not in the last 5 rounds of all fragments"),
+    ],
+)
+def test_a_late_peer_is_told_with_the_rounds_that_it_missed(
+    missed: tuple[int, ...], text: str
+) -> None:
+    late = replace(STATUS, roster=(replace(PEER, missed=missed),))
+    assert f"  peers     {text}" in str(late).splitlines()
+
+
+def test_a_learner_that_declines_to_seal_is_told() -> None:
+    lines = str(replace(STATUS, declines=True, roster=(replace(PEER, declines=True),))).splitlines()
+    assert lines[5].endswith("; the last merged a, b; it declines to seal")
+    assert lines[6] == "  peers     b alive, declines to seal"
+
+
+def test_missed_rounds_are_those_in_a_row_in_which_a_learner_was_expected() -> None:
+    state = EngineState(PeerId("a", 1), "", (), Policies(schedule=Schedule(fragments=2)))
+    state.fragments = [Progress(state.me, p, Lineage.fresh(b""), 0) for p in range(2)]
+    missed, pulled = replace(ROUND, absent=("c",)), replace(PULLED, absent=())
+    state.records.extend([missed, ROUND, missed, pulled, missed, replace(missed, fragment=1)])
+    state.records.extend([replace(missed, fragment=2), replace(ROUND, fragment=1)])
+    assert missed_rounds(state, "c") == (2, 0)
+    assert missed_rounds(state, "b") == (0, 0)
 
 
 def test_its_repr_is_that_of_its_fields() -> None:

@@ -107,7 +107,7 @@ class Crowd:
         told: dict[str, SeenPeer] = {}
         for sight in self.sights:
             for peer in sight.roster:
-                if peer.name not in told or peer.state != "alive" or peer.slow or peer.finishing:
+                if peer.name not in told or peer.tells:
                     told[peer.name] = peer
         names = sorted({*self._sights, *told, *self._known})
         return [self._row(name, told.get(name)) for name in names]
@@ -156,4 +156,6 @@ def _state(sight: Sight, told: SeenPeer | None) -> str:
         return f"slow ({told.slow:.1f}×)"
     if sight.is_quiet:
         return f"no round for {sight.quiet_s:.0f} s"
-    return "merging" if sight.is_merging else "alone" if not sight.roster else "joined"
+    state = "merging" if sight.is_merging else "alone" if not sight.roster else "joined"
+    late = f", late ({max(told.missed)} rounds)" if told and told.is_late else ""
+    return f"{state}{late}{', declines to seal' if told and told.declines else ''}"

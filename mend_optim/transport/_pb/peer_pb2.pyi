@@ -407,7 +407,7 @@ class Sight(_message.Message):
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ..., quiet_s: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Seen(_message.Message):
-    __slots__ = ("peer", "address", "state", "step", "tokens", "slow", "finishing", "zone")
+    __slots__ = ("peer", "address", "state", "step", "tokens", "slow", "finishing", "zone", "declines", "missed")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +416,8 @@ class Seen(_message.Message):
     SLOW_FIELD_NUMBER: _ClassVar[int]
     FINISHING_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    DECLINES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     state: str
@@ -424,7 +426,9 @@ class Seen(_message.Message):
     slow: float
     finishing: bool
     zone: str
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ..., finishing: bool = ..., zone: _Optional[str] = ...) -> None: ...
+    declines: bool
+    missed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ..., finishing: bool = ..., zone: _Optional[str] = ..., declines: bool = ..., missed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SeenRound(_message.Message):
     __slots__ = ("fragment", "version", "tokens", "reason", "sealer", "members", "absent")

@@ -128,6 +128,19 @@ def test_what_others_say_of_a_learner_counts() -> None:
     assert states(crowd)["c"] == "slow (2.5×)"
 
 
+def test_a_learner_whose_offers_come_late_or_that_declines_to_seal_is_told() -> None:
+    """It merges all the same. One missed round is nothing."""
+    crowd = Crowd(A)
+    late = (seen("b", missed=(0, 7)), seen("c", declines=True, missed=(1, 0)))
+    others = (seen("a"), seen("b"), seen("c"))
+    crowd.take({A: sight("a", *late), B: sight("b", *others), C: sight("c", *others)})
+    assert states(crowd) == {
+        "a": "merging",
+        "b": "merging, late (7 rounds)",
+        "c": "merging, declines to seal",
+    }
+
+
 def test_a_learner_merges_if_it_has_joined_others_and_a_round_has_merged() -> None:
     other = seen("b")
     assert status_of(sight("a", other)) == MERGING

@@ -55,6 +55,7 @@ SIGHT = Sight(
         replace(PEER, name="b", slow=1.5),
         replace(PEER, name="c", finishing=True),
         replace(PEER, name="d", zone="west"),
+        replace(PEER, name="e", declines=True, missed=(0, 3)),
     ),
     last=(
         SeenRound(

@@ -148,6 +148,8 @@ SIGHT = pb.Sight(
             slow=0.5,
             finishing=True,
             zone="z",
+            declines=True,
+            missed=[1],
         )
     ],
     last=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -28,6 +28,9 @@ class Peer:
     #: The greatest beat count of this learner that the peer has shown to know, or that had been
     #: sent when the peer was met. Never decreases.
     knows: int
+    #: This learner's last beat when `knows` grew last. On a long way, a peer is many beats behind,
+    #: and hears each of them. Invariant: knows <= learned_at.
+    learned_at: int = field(init=False)
     #: Whether no steps lay behind the peer when it was first heard, in this process or before its
     #: checkpoint. Such a peer cannot have sealed anything before.
     fresh: bool = False
@@ -54,6 +57,16 @@ class Peer:
     #: What `heard_at` was when its silence was excused. Nothing was heard of it since if the two
     #: are equal.
     excused_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.learned_at = self.knows
+
+    def learns(self, count: int, newest: int) -> None:
+        """The peer tells of this learner's beat of that count; `newest` is the last one to all. A
+        hostile learner may have told it of beats that were never sent."""
+        count = min(count, newest)
+        if count > self.knows:
+            self.knows, self.learned_at = count, newest
 
     @property
     def heard(self) -> bool:

@@ -42,8 +42,9 @@ from mend_optim.protocol.timing import Timing
 LIMITS = Limits()
 #: Peers that one beat is sent to at most.
 FANOUT = 16
-#: Beats of this learner that a peer may not have heard of before it is deaf. In a big roster, where
-#: not every beat goes to everyone, up to twice as many. Silence makes a suspect after half as long.
+#: Beats of this learner in which a peer may show no news of it before it is deaf. In a big roster,
+#: where not every beat goes to everyone, up to twice as many. Silence makes a suspect after half as
+#: long.
 DEAF = 6
 #: Beats after a peer was met in which those that this learner has not heard yet hold up rounds.
 PHANTOMS = 5
@@ -141,7 +142,7 @@ class Roster:
         known.heard_at = now
         known.silent = False
         # beats that it missed before they met don't make it deaf
-        known.knows = self._broadcasts[-1]
+        known.learns(self._broadcasts[-1], self._broadcasts[-1])
         known.deaf = False
         known.address = address
         return known
@@ -186,9 +187,9 @@ class Roster:
             peer.heard_at = now
             peer.silent = False
             counts = [rumor.count for rumor in beat.roster if rumor.peer == self.me]
-            peer.knows = max([peer.knows, *counts])
+            peer.learns(max(counts, default=0), self._broadcasts[-1])
             patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)
-            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience
+            peer.deaf = sum(count > peer.learned_at for count in self._broadcasts) >= patience
         return peer
 
     def broadcast(self, now: float, count: int) -> None:

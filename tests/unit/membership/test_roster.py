@@ -232,10 +232,34 @@ def test_a_peer_that_hears_of_us_again_is_alive_at_once() -> None:
     roster = new("b")
     for count in range(1, DEAF + 3):
         roster.broadcast(count, count)
-    roster.hear(0, told(2, of_us=1))
+    roster.hear(0, told(2, of_us=None))
     assert known(roster).suspected
     roster.hear(0, told(3, of_us=5))
     assert roster.alive() == [B]
+
+
+@pytest.mark.parametrize("behind", [DEAF, 3 * DEAF])
+def test_a_peer_on_a_long_way_is_not_deaf(behind: int) -> None:
+    """Its beats tell of ours of long ago, but of a newer one each time."""
+    roster = new("b")
+    for count in range(1, 100):
+        roster.broadcast(count, count)
+        if count > behind:
+            roster.hear(count, told(count, of_us=count - behind))
+            assert roster.alive() == [B]
+    for count in range(100, 100 + DEAF):
+        roster.broadcast(count, count)
+    roster.hear(100, told(100, of_us=99 - behind))
+    assert known(roster).suspected
+
+
+def test_nobody_is_deaf_because_a_hostile_learner_told_it_of_beats_to_come() -> None:
+    """It tells of the greatest count that anybody has told it."""
+    roster = new("b")
+    for count in range(1, 5 * DEAF):
+        roster.broadcast(count, count)
+        roster.hear(count, told(1 + count, of_us=10**6 if count > 3 else count))
+        assert roster.alive() == [B]
 
 
 def test_nobody_is_deaf_because_beats_followed_one_another_at_once() -> None:
@@ -282,16 +306,16 @@ def test_a_new_hello_ends_deafness() -> None:
 
 
 @given(st.lists(st.integers(0, 30) | st.none(), max_size=40))
-def test_deaf_is_who_lacks_the_last_beats_of_ours(knowledge: list[int | None]) -> None:
+def test_deaf_is_who_shows_no_news_of_ours(knowledge: list[int | None]) -> None:
     """Beside a twin that keeps all that the peer ever told."""
     roster = new("b")
-    best = 0
+    best = news_at = 0
     for count, of_us in enumerate(knowledge, 1):
         roster.broadcast(count, count)
-        if of_us is not None and of_us <= count:
-            best = max(best, of_us)
+        if of_us is not None and best < of_us <= count:
+            best, news_at = of_us, count
         roster.hear(0, told(1 + count, of_us if of_us is not None and of_us <= count else None))
-        assert known(roster).deaf == (count - best >= DEAF)
+        assert known(roster).deaf == (count - news_at >= DEAF)
 
 
 # Gossip

@@ -76,11 +76,12 @@ def plain_number(value: Any) -> Any:
     """A number of numpy's or torch's as Python's own int or float; anything else as it is.
 
     Learners compare the text of their settings, and `numpy.int64(8)` must read 8 there."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
         return value
-    with suppress(TypeError, OverflowError):
-        is_broken = isinstance(value, Real) and not isinstance(value, Integral)
-        return float(value) if is_broken else index(value)
+    # a tensor on the meta device raises `RuntimeError`
+    with suppress(TypeError, OverflowError, RuntimeError):
+        is_fraction = isinstance(value, Real) and not isinstance(value, Integral)
+        return float(value) if is_fraction else index(value)
     return value
 
 

@@ -108,7 +108,7 @@ class RunHistory:
         )
 
     def status(self, name: str, learner: Learner | None, seconds_in_mend: float) -> Status:
-        """Where the learner of this name stands; None without peers."""
+        """Where the learner of this name stands. Without peers, `learner` is None."""
         if learner is None:
             return status_alone(name, self.step, self.tokens, self.position)
         return learner.status(

@@ -161,7 +161,7 @@ class Server:
             await asyncio.wait_for(self.returning(), HELD_UP_S)
 
     async def returning(self) -> None:
-        """Wait until it listens after the last `rebind`. Whoever waits no longer stops nothing."""
+        """Wait until it listens after the last `rebind`. To cancel this wait does not stop it."""
         if self._returning:
             await asyncio.shield(self._returning)
 

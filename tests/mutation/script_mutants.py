@@ -13,7 +13,7 @@ SCRIPT_MUTANTS = (
         "a-number-of-numpy-stays-what-it-is",
         7,
         "errors",
-        "return float(value) if is_broken else index(value)",
+        "return float(value) if is_fraction else index(value)",
         "return value",
         ARGUMENTS,
     ),

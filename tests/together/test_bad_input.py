@@ -425,9 +425,9 @@ def test_whole_numbers_of_other_libraries_are_those_of_python(whole: Any) -> Non
     assert repr(settings_of(quorum=whole(1))) == repr(settings_of(quorum=1))
 
 
-@pytest.mark.parametrize("broken", [numpy.float64, numpy.float32, Fraction])
-def test_broken_numbers_of_other_libraries_are_those_of_python(broken: Any) -> None:
-    half, two = broken(0.5), broken(2)
+@pytest.mark.parametrize("fraction", [numpy.float64, numpy.float32, Fraction])
+def test_fractions_of_other_libraries_are_those_of_python(fraction: Any) -> None:
+    half, two = fraction(0.5), fraction(2)
     pairs = [
         (Grace(max_s=two, fraction=half), Grace(max_s=2.0, fraction=0.5)),
         (Timing(beat_s=half), Timing(beat_s=0.5)),
@@ -564,3 +564,9 @@ def test_a_bad_group_is_refused() -> None:
         with pytest.raises(UsageError, match="parameter 1 must be a dense tensor"):
             optimizer.add_param_group({"params": [table]})
         assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("other", [torch.tensor(True), torch.empty((), device="meta"), numpy.True_])
+def test_a_truth_value_or_a_tensor_without_data_is_no_number(other: Any) -> None:
+    with pytest.raises(UsageError, match="sync_every must be"):
+        MendOptimizer(descent(1.0), sync_every=other)

@@ -243,7 +243,7 @@ class Adopter:
         unwanted = not mends and (is_other or not self._is_to_be_had(anchor, fragment))
         if unwanted or not state.mode.may_adopt:
             wanted = state.wants.get(p)
-            if wanted and wanted.held is None:
+            if wanted and wanted.peer == anchor.peer and wanted.held is None:
                 del state.wants[p]
         elif not fragment.is_still:
             fragment.defer(anchor)

@@ -272,6 +272,8 @@ class Boundaries:
         shared = [f for f in state.fragments if self._is_shared(f) and f.fragment not in without]
         if any(state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared):
             return False
+        if any(self.adoption.repairs.is_mending(f.fragment) for f in shared):
+            return False
         return not any(self.adoption.behind(fragment) for fragment in state.fragments)
 
     def _near(self) -> list[PeerId]:

@@ -160,15 +160,16 @@ class Declining:
         return now >= self._since[0] + patience_s
 
     def _all_have_its_seals(self) -> bool:
-        """Whether it merges nothing, and no seal of its own is on its way. The learner that seals
-        next may not have that one yet. It would seal another on the same anchor, and one of the two
-        would be given up."""
+        """Whether it merges nothing, and no seal of its own is on its way to a learner that trains.
+        The learner that seals next may not have that one yet. It would seal another on the same
+        anchor, and one of the two would be given up."""
         state = self.state
+        training = {beat.peer for beat in state.live_beats() if beat.training}
         own = [f for f in state.fragments if state.roster.sealer(f.fragment) == state.me]
         return not any(
             state.rounds[f.fragment].phase is Phase.MERGING
             or f.is_moving
-            or any(key < f.lineage.key for _, key in state.shown(f.fragment))
+            or any(key < f.lineage.key for id, key in state.shown(f.fragment) if id in training)
             for f in own
         )
 

@@ -215,7 +215,9 @@ class Outcomes:
             self.adoption.pulling.handed_over(now, job.states[0].peer, kept=False)
             for anchor in job.states:
                 state.fragments[anchor.fragment].move_refused()
-                state.wants.pop(anchor.fragment, None)
+                wanted = state.wants.get(anchor.fragment)
+                if wanted and wanted.peer == anchor.peer:
+                    del state.wants[anchor.fragment]
         else:
             self.adoption.pulling.handed_over(now, job.states[0].peer, kept=True)
             state.change(Change.INSTALLED)

@@ -126,8 +126,15 @@ class Pulling:
             return False
         if not self.majority.believes(fragment, key, held.peer):
             return False
-        mends = self.state.wants.pop(held.fragment).mends
-        self.want(now, fragment, held.peer, key, whole=mends, mends=mends)
+        former = self.state.wants[held.fragment]
+        if former.mends and held.lineage != fragment.lineage:
+            return False  # seals bring what it lacks, once ours is right
+        del self.state.wants[held.fragment]
+        self.want(now, fragment, held.peer, key, whole=former.mends, mends=former.mends)
+        wanted = self.state.wants.get(held.fragment)
+        if wanted and wanted.mends:
+            wanted.since = former.since
+            self._prolong(now, wanted)
         return True
 
     def is_answer(self, seal: Seal, fragment: Progress) -> bool:
@@ -146,11 +153,14 @@ class Pulling:
 
     def heard(self, now: float, peer: PeerId) -> None:
         """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
-        patience_s = self.state.policies.timing.round_timeout_s
         for wanted in self.state.wants.values():
             if wanted.peer == peer:
-                latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
-                wanted.until = min(now + patience_s, latest)
+                self._prolong(now, wanted)
+
+    def _prolong(self, now: float, wanted: Wanted) -> None:
+        patience_s = self.state.policies.timing.round_timeout_s
+        latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
+        wanted.until = min(now + patience_s, latest)
 
     def unreachable(self, now: float, peer: PeerId, p: int) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""

@@ -90,7 +90,9 @@ class Repairs:
 
     def is_mended_by(self, anchor: State, fragment: Progress) -> bool:
         """Whether an anchor is what was asked for, under our key."""
-        return self.is_mending(anchor.fragment) and anchor.lineage == fragment.lineage
+        wanted = self.state.wants.get(anchor.fragment)
+        asked = wanted is not None and wanted.mends and wanted.peer == anchor.peer
+        return asked and anchor.lineage == fragment.lineage
 
     def may_take(self, anchor: State, fragment: Progress) -> bool:
         """Whether such an anchor may replace ours now. If not, it is kept: the beats that attest

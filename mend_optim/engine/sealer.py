@@ -115,16 +115,17 @@ class Sealer:
     def poll(self, now: float, p: int) -> None:
         """Look at the round of fragment `p`, and do what is to be done about it now."""
         state, fragment, round = self.state, self.state.fragments[p], self.state.rounds[p]
-        is_mending = self.adoption.repairs.is_mending(p)
-        if is_mending or _waits(state) or round.phase is Phase.MERGING or fragment.is_moving:
+        undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
+        if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
         sealer = self.standoffs.look(now, p)
         if sealer != state.me or not state.mode.may_seal or fragment.deferred_news:
             self._stand_down(now, round)
             return
-        self._tell_untold(now, round)
-        view = self._gather(now, fragment, round)
-        self._apply(view, plan(view, state.policies))
+        if not (state.roster.hands_over or self.adoption.repairs.is_mending(p)):
+            self._tell_untold(now, round)
+            view = self._gather(now, fragment, round)
+            self._apply(view, plan(view, state.policies))
 
     def _gather(self, now: float, fragment: Progress, round: Round) -> View:
         state = self.state
@@ -342,12 +343,6 @@ class Sealer:
             self.state.rounds[seal.fragment].advanced(now)
         else:
             self.relaying.hand_down(seal)
-
-
-def _waits(state: EngineState) -> bool:
-    """Whether no round of this learner begins or ends now."""
-    undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
-    return undecided or state.roster.hands_over
 
 
 def _orphans(offers: Sequence[Offer]) -> set[int]:

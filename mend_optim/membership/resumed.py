@@ -23,10 +23,12 @@ class Resumed:
         """A learner, perhaps this one, declines no more."""
         self._until[id] = now + RESUMED_S
 
-    def hear(self, now: float, peer: Peer | None, word: Beat | Rumor, *, direct: bool) -> None:
-        """A peer, known as it was before, tells this of itself if it is `direct`. Else others tell
-        it, which counts if this learner has not heard the peer."""
-        if peer and (direct or not peer.heard) and peer.declines and not word.declines:
+    def hear(self, now: float, peer: Peer | None, word: Beat | Rumor) -> None:
+        """A peer, as it was known before, tells this of itself. Or others tell it, which counts if
+        this learner has not heard the peer."""
+        if peer is None or peer.id != word.peer or not peer.declines or word.declines:
+            return
+        if isinstance(word, Beat) or not peer.heard:
             self.add(now, peer.id)
 
     def besides(self, id: PeerId, declines: Callable[[PeerId], bool]) -> Callable[[PeerId], bool]:
@@ -34,6 +36,7 @@ class Resumed:
         or did until lately."""
         return lambda other: other != id and (other in self._until or declines(other))
 
-    def expire(self, now: float) -> None:
-        """Forget those that have sealed for long enough."""
-        self._until = {id: until for id, until in self._until.items() if now < until}
+    def expire(self, now: float, is_here: Callable[[PeerId], bool]) -> None:
+        """Forget those that have sealed for long enough, and those that are not here any more."""
+        kept = ((id, until) for id, until in self._until.items() if now < until and is_here(id))
+        self._until = dict(kept)

@@ -175,6 +175,7 @@ class Roster:
         known = self.find(beat.peer)
         if known and known.beat and beat.count <= known.beat.count:
             return None
+        self.resumed.hear(now, known, beat)
         # if gossip was faster than the beat, `_learn` finds nothing new in it
         peer = self._learn(now, beat) or known
         if peer:
@@ -249,7 +250,6 @@ class Roster:
         peer, or None if that is nothing new."""
         name, incarnation = news.peer
         known = self.peers.get(name)
-        self.resumed.hear(now, known, news, direct=isinstance(news, Beat))
         last = (known.id.incarnation, known.count) if known else self._graves.last(name)
         if name == self.me.name or (incarnation, news.count) <= last:
             return None
@@ -262,6 +262,7 @@ class Roster:
             self._graves.open(name)
             known = self._add(now, news.peer, news.address, news.count, lost)
         if isinstance(news, Rumor):
+            self.resumed.hear(now, known, news)
             known.rumor = news
         known.count = news.count
         known.heard_at = now
@@ -271,7 +272,7 @@ class Roster:
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int, lost: bool = False) -> Peer:
-        peer = Peer(
+        peer = self.peers[id.name] = Peer(
             id=id,
             address=address,
             count=count,
@@ -281,7 +282,6 @@ class Roster:
             linked=id in self._streams and not lost,
             lost=lost,
         )
-        self.peers[id.name] = peer
         self.had_company = True
         return peer
 
@@ -351,7 +351,7 @@ class Roster:
             The evicted.
         """
         self.go_betweens.expire(now)
-        self.resumed.expire(now)
+        self.resumed.expire(now, lambda id: id == self.me or self.find(id) is not None)
         # These sums must be those of `wake_at`. Rounded in another way, they could let a learner
         # wake up and find nothing to do, again and again.
         for peer in self:

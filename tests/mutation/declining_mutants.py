@@ -9,6 +9,7 @@ TESTS = of("unit/engine/test_declining")
 LATENCIES = of("unit/engine/test_round_latencies")
 SEALERS = of("unit/membership/test_roster", "decline")
 AGAIN = of("unit/membership/test_roster", "again")
+RESUMED = of("unit/membership/test_roster", "again or gossip_was_faster")
 STATUS = of("unit/test_status")
 WEAK = of("virtual/test_weak_links", "seals_for_nobody")
 
@@ -213,17 +214,43 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "the-place-of-a-substitute-never-ends",
-        " if now < until}",
-        "}",
+        "if now < until and is_here(id)",
+        "if is_here(id)",
         "membership/resumed",
         AGAIN,
     ),
     mutant(
         "a-rumor-of-a-learner-that-seals-again-is-not-noted",
-        "(direct or not peer.heard)",
-        "direct",
+        "isinstance(word, Beat) or not peer.heard",
+        "isinstance(word, Beat)",
         "membership/resumed",
         AGAIN,
+    ),
+    mutant(
+        "processes-that-have-gone-seal-again",
+        "if now < until and is_here(id)",
+        "if now < until",
+        "membership/resumed",
+        RESUMED,
+    ),
+    mutant(
+        "an-older-word-tells-that-a-learner-seals-again",
+        "        if isinstance(news, Rumor):\n            self.resumed.hear(now, known, news)\n",
+        "        if isinstance(news, Rumor):\n",
+        "membership/roster",
+        RESUMED,
+    ),
+    mutant(
+        "a-beat-that-gossip-has-told-does-not-count",
+        "        self.resumed.hear(now, known, beat)\n",
+        "",
+        "membership/roster",
+        RESUMED,
+    ),
+    mutant(
+        "a-learner-that-does-not-train-keeps-a-sealer-from-declining",
+        " if id in training)",
+        ")",
     ),
     mutant(
         "a-learner-that-seals-again-takes-no-seal-of-its-substitute",
@@ -232,7 +259,7 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "a-learner-declines-while-its-seals-are-on-their-way",
-        "any(key < f.lineage.key for _, key in state.shown(f.fragment))",
+        "any(key < f.lineage.key for id, key in state.shown(f.fragment) if id in training)",
         "False",
     ),
     mutant(
@@ -247,8 +274,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "a-learner-that-is-about-to-decline-begins-rounds",
-        " or state.roster.hands_over",
-        "",
+        "(state.roster.hands_over or self.adoption",
+        "(self.adoption",
         "engine/sealer",
         of("unit/engine/test_sealer", "about_to_decline"),
     ),

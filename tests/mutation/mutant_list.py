@@ -1605,7 +1605,7 @@ MUTANTS = (
     Mutant("a-refused-offer-is-told-beside-the-seal", 8, "engine/round",
            "        self.sealed_at = now\n        self.outsized.clear()\n", "        self.sealed_at = now\n", HEALING),
     Mutant("a-sealer-tells-not-of-what-it-refused-in-vain", 8, "engine/sealer",
-           "            return\n        self._tell_untold(now, round)\n", "            return\n", HEALING),
+           "            self._tell_untold(now, round)\n            view", "            view", HEALING),
     Mutant("a-sealers-own-refused-offer-is-with-nobody", 5, "engine/sealer",
            "            pending.forgotten(now)\n", "            pass\n", HEALING),
     Mutant("seals-do-not-say-what-was-refused", 7, "engine/sealer",

@@ -112,9 +112,34 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "a-later-anchor-is-not-asked-for-to-mend",
-        "key, whole=mends, mends=mends)",
-        "key, whole=mends)",
+        "whole=former.mends, mends=former.mends)",
+        "whole=former.mends)",
         "engine/pulling",
+    ),
+    mutant(
+        "a-greater-anchor-is-asked-for-again-and-again",
+        "if former.mends and held.lineage != fragment.lineage:",
+        "if False:",
+        "engine/pulling",
+    ),
+    mutant(
+        "a-later-anchor-has-more-time",
+        "            wanted.since = former.since\n",
+        "",
+        "engine/pulling",
+    ),
+    mutant("anybody-mends", " and wanted.peer == anchor.peer\n", "\n"),
+    mutant(
+        "anybody-ends-a-repair",
+        "if wanted and wanted.peer == anchor.peer and wanted.held is None:",
+        "if wanted and wanted.held is None:",
+        "engine/adoption",
+    ),
+    mutant(
+        "all-end-while-a-true-anchor-is-on-its-way",
+        "if any(self.adoption.repairs.is_mending(f.fragment) for f in shared):",
+        "if False:",
+        "engine/boundaries",
     ),
     mutant("a-repair-asks-for-a-seal", "key, whole=True, mends=True)", "key, mends=True)"),
     mutant(
@@ -130,8 +155,8 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "rounds-end-on-a-wrong-anchor",
-        "if is_mending or _waits(state)",
-        "if _waits(state)",
+        "(state.roster.hands_over or self.adoption.repairs.is_mending(p)):",
+        "state.roster.hands_over:",
         "engine/sealer",
     ),
     mutant(

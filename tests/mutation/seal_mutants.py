@@ -752,8 +752,8 @@ SEAL_MUTANTS = (
         "a-refused-anchor-is-still-awaited",
         4,
         "engine/outcomes",
-        "                state.wants.pop(anchor.fragment, None)\n",
-        "",
+        "                    del state.wants[anchor.fragment]\n",
+        "                    pass\n",
         CLAIMS,
     ),
     Mutant(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,8 @@ class Seals(DrivenEngine):
         self.content: list[PeerId] = []
         #: Peers that nobody can dial.
         self.undialled: list[PeerId] = []
+        #: Peers that do not train, and have no anchor but the first.
+        self.idle: list[PeerId] = []
         #: The anchors that the peers show; empty: those that all began with.
         self.lineages: list[Lineage] = []
         super().__init__(fragments=FRAGMENTS, **options)
@@ -152,6 +155,11 @@ class Seals(DrivenEngine):
             )
         for peer in self.undialled:
             self.beat(peer, address="", latencies=told)
+        for peer in self.idle:
+            self.beat(peer, address="", latencies=told)
+            known = state.roster.peers[peer.name]
+            assert known.beat
+            known.beat = replace(known.beat, training=False)
         self.now += state.policies.timing.beat_s
         self.engine.tick(self.now)
 
@@ -193,6 +201,15 @@ def test_it_declines_once_all_have_its_seals() -> None:
     engine.hear(own=ROUND_S)
     engine.hear(own=ROUND_S)
     assert (engine.declines, roster.hands_over) == (True, False)
+
+
+def test_it_waits_for_no_learner_that_does_not_train() -> None:
+    engine = Seals()
+    engine.idle = [FOURTH]
+    lagging(engine)
+    engine.lineages = [each.lineage for each in engine.engine.state.fragments]
+    engine.look_weak(LONG_S + 20.0)
+    assert engine.declines
 
 
 def test_it_declines_once_it_merges_nothing() -> None:

@@ -552,3 +552,79 @@ def test_an_anchor_that_comes_during_a_copy_mends_ours_after_it() -> None:
     engine.done(job)
     (advance_,) = engine.jobs(Advance)
     assert advance_.seal.key == seal.key
+
+
+def test_a_greater_anchor_that_comes_is_taken_before_one_that_is_greater_still() -> None:
+    """Else a peer could have it ask again and again."""
+    engine = outvoted(3)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    ahead = grown(engine.lineage)
+    engine.receive(state_of(ahead, peer=to))
+    assert engine.jobs(Install) == []
+    for peer in sorted(PEERS[:3], key=lambda peer: peer != to):
+        engine.beat(peer, grown(ahead), step=3)
+    assert asked(engine) == []
+    (job,) = engine.jobs(Install)
+    assert job.states[0].lineage == ahead
+
+
+def test_a_later_anchor_that_is_asked_for_gets_no_more_time() -> None:
+    engine = beside(2)
+    former = engine.lineage.key
+    advance(engine)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE, former)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    first = engine.engine.state.wants[0]
+    engine.receive(state_of(engine.lineage, peer=to))
+    engine.now += 1.0
+    for peer in PEERS[:2]:
+        engine.beat(peer, grown(engine.lineage), step=3)
+    second = engine.engine.state.wants[0]
+    assert second is not first
+    assert second.since == first.since
+
+
+@pytest.mark.parametrize("members", ["the same", "others"])
+def test_only_the_peer_that_was_asked_mends(members: str) -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    (other,) = set(PEERS[:2]) - {to}
+    forged = replace(engine.lineage, merged={**engine.lineage.merged, FORGED.peer: FORGED.seq})
+    anchor = engine.lineage if members == "the same" else forged
+    engine.receive(state_of(anchor, peer=other))
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(engine.lineage, peer=to))
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_nobody_ends_while_a_true_anchor_is_on_its_way() -> None:
+    """The keys are equal, so all would agree."""
+    engine = outvoted()
+    engine.engine.rest(engine.now, finishing=False)
+    engine.tick(0.1)
+    (to,) = asked(engine)
+    ping = engine.engine.state.ping
+    for peer in PEERS[:2]:
+        engine.beat(peer, engine.lineage, step=3, pong=ping)
+    assert not engine.engine.boundaries.settled()
+    engine.receive(state_of(engine.lineage, peer=to))
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    engine.apply()
+    assert engine.engine.boundaries.settled()
+
+
+def test_offers_for_others_are_passed_on_meanwhile() -> None:
+    engine = outvoted()
+    engine.tick(0.1)
+    assert asked(engine)
+    looked: list[int] = []
+    sealer = engine.engine.sealer
+    stand_down = sealer._stand_down
+    sealer._stand_down = lambda now, round: (looked.append(round.fragment), stand_down(now, round))  # type: ignore[method-assign,assignment]
+    sealer.poll(engine.now, 0)
+    assert looked == [0]

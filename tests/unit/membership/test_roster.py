@@ -928,3 +928,42 @@ def test_a_suspect_may_seal_what_it_would_seal_and_hearsay_nothing() -> None:
         known(roster, first.name).beat = None
         assert not roster.may_seal(fragment, first)
         roster.hear(0.0, beat(first.name, 9 + fragment))
+
+
+# Those that seal again
+
+
+def declining(name: str, count: int, declines: bool, incarnation: int = 1) -> Rumor:
+    return replace(rumor(name, count, incarnation), declines=declines)
+
+
+def has_resumed(roster: Roster, name: str = "b") -> bool:
+    """Whether a substitute's seal counts beside those of this learner."""
+    return roster.resumed.besides(ME, lambda id: False)(known(roster, name).id)
+
+
+def test_an_older_word_tells_of_nobody_that_it_seals_again() -> None:
+    roster = new()
+    roster.gossip(0.0, [declining("b", 5, True)])
+    roster.gossip(0.0, [declining("b", 3, False)])
+    assert not has_resumed(roster)
+    roster.gossip(0.0, [declining("b", 6, False)])
+    assert has_resumed(roster)
+
+
+def test_a_beat_counts_also_if_gossip_was_faster() -> None:
+    roster = new()
+    roster.hear(0.0, beat("b", 1, declines=True))
+    roster.gossip(0.0, [declining("b", 2, False)])
+    assert not has_resumed(roster)
+    roster.hear(0.0, beat("b", 2, declines=False))
+    assert has_resumed(roster)
+
+
+def test_processes_that_have_gone_are_no_learners_that_seal_again() -> None:
+    roster = new()
+    for n in range(1, 41):
+        roster.gossip(0.0, [declining("b", 1, True, n)])
+        roster.gossip(0.0, [declining("b", 2, False, n)])
+    roster.expire(1.0)
+    assert len(roster.resumed._until) == 1

@@ -67,7 +67,7 @@ class Attestations:
         self.state = state
         self.majority = majority
         self._told: dict[PeerId, _Told] = {}
-        #: By fragment: what most learners have under a key, and this one has not.
+        #: By fragment: the content that most learners have under a key, and this one has not.
         self._wrong: dict[int, Content] = {}
 
     def heard(self, beat: Beat) -> None:

@@ -80,7 +80,7 @@ class Wanted:
     gives_way: bool = False
     #: Whether only a seal is to be had, until most learners show what it led to.
     seal_only: bool = False
-    #: What came instead of a seal, or what most learners don't show yet. It is taken once they do.
+    #: An anchor that came instead of a seal, or that most don't show yet: taken once they do.
     held: State | None = None
     #: Whether it is to replace our own, which is wrong.
     mends: bool = False

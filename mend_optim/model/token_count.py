@@ -46,7 +46,7 @@ class TokenCount:
 
     def during(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take a step. Its closure may clear gradients that it has computed for this very step: the
-        tokens that were counted before stay. What a closure counts each time counts once."""
+        tokens that were counted before stay. Tokens that a closure counts each time count once."""
         self._kept = len(self._counts)
         try:
             return step(*args, **kwargs)

@@ -28,7 +28,7 @@ TRUE_EXPORT = FragmentAnchor.export
 
 
 def foist(anchor: FragmentAnchor) -> Done:
-    """What an insider hands over: other weights, with their own digest."""
+    """An insider hands this over: other weights, with their own digest."""
     theta = anchor.theta
     anchor.theta = theta + 1000.0
     done = TRUE_EXPORT(anchor)

@@ -189,7 +189,8 @@ def test_no_other_anchor_is_taken(how: str) -> None:
     assert engine.jobs(Install) == []
 
 
-def test_it_is_taken_once_most_attest_its_bytes() -> None:
+def asking_a_round_later() -> tuple[DrivenEngine, PeerId]:
+    """A learner that was outvoted by one anchor, and asks for the next; and the peer it asks."""
     engine = beside(2)
     former = engine.lineage.key
     advance(engine)
@@ -197,6 +198,11 @@ def test_it_is_taken_once_most_attest_its_bytes() -> None:
         attest(engine, peer, TRUE, former)
     engine.tick(0.1)
     (to,) = asked(engine)
+    return engine, to
+
+
+def test_it_is_taken_once_most_attest_its_bytes() -> None:
+    engine, to = asking_a_round_later()
     before = engine.lineage
     engine.receive(state_of(before, peer=to))
     attest(engine, PEER, TRUE)
@@ -207,13 +213,7 @@ def test_it_is_taken_once_most_attest_its_bytes() -> None:
 
 
 def test_if_the_others_go_on_before_that_a_later_one_is_asked_for() -> None:
-    engine = beside(2)
-    former = engine.lineage.key
-    advance(engine)
-    for peer in PEERS[:2]:
-        attest(engine, peer, TRUE, former)
-    engine.tick(0.1)
-    (to,) = asked(engine)
+    engine, to = asking_a_round_later()
     engine.receive(state_of(engine.lineage, peer=to))
     ahead = grown(engine.lineage)
     for peer in PEERS[:2]:
@@ -432,7 +432,7 @@ def confirmed(count: int, said: Mapping[PeerId, bytes], *, handed_over: bool = T
         (4, {PEER: OURS, THIRD: b"another"}, False),
     ],
 )
-def test_what_most_have_attested_since_is_kept(
+def test_an_anchor_that_most_have_attested_is_kept(
     count: int, said: Mapping[PeerId, bytes], is_confirmed: bool
 ) -> None:
     """If one of three deceives another, these two are not to deceive the third."""
@@ -443,7 +443,7 @@ def test_a_learner_that_came_to_its_anchor_by_seals_keeps_it() -> None:
     assert confirmed(3, {}, handed_over=False)
 
 
-def test_what_is_handed_over_anew_is_in_question_again() -> None:
+def test_an_anchor_that_is_handed_over_anew_is_in_question_again() -> None:
     engine = beside(2)
     for peer in PEERS[:2]:
         attest(engine, peer, OURS)
@@ -466,7 +466,7 @@ def test_nothing_is_settled_for_good_while_the_learner_is_new() -> None:
     assert engine.fragment.held.is_in_question
 
 
-def test_what_was_wrong_once_counts_no_more_when_most_have_ours() -> None:
+def test_an_anchor_is_wrong_no_more_when_most_have_it() -> None:
     engine = outvoted(3)
     for peer in (PEER, THIRD):
         attest(engine, peer, OURS)
@@ -475,7 +475,7 @@ def test_what_was_wrong_once_counts_no_more_when_most_have_ours() -> None:
     assert asked(engine) == []
 
 
-def test_what_most_have_by_now_counts_more_than_what_they_had() -> None:
+def test_the_last_word_of_most_counts_more_than_an_earlier_one() -> None:
     engine = outvoted()
     advance(engine)
     for peer in PEERS[:2]:
@@ -570,13 +570,7 @@ def test_a_greater_anchor_that_comes_is_taken_before_one_that_is_greater_still()
 
 
 def test_a_later_anchor_that_is_asked_for_gets_no_more_time() -> None:
-    engine = beside(2)
-    former = engine.lineage.key
-    advance(engine)
-    for peer in PEERS[:2]:
-        attest(engine, peer, TRUE, former)
-    engine.tick(0.1)
-    (to,) = asked(engine)
+    engine, to = asking_a_round_later()
     first = engine.engine.state.wants[0]
     engine.receive(state_of(engine.lineage, peer=to))
     engine.now += 1.0

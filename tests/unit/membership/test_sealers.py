@@ -87,7 +87,7 @@ def test_a_row_is_the_same_however_much_of_it_is_asked_for(learners: int) -> Non
 def test_of_learners_that_decline_each_moves_its_own_fragments(
     learners: list[str], fragment: int, weak: set[int]
 ) -> None:
-    """Whoever has the place of one that declines keeps it when another one declines."""
+    """A learner in the place of one that declines keeps it when another one declines."""
     ids = [PeerId(name, 1) for name in learners]
     declining = [id for i, id in enumerate(ids) if i in weak]
     for i, id in enumerate(declining):

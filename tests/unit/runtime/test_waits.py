@@ -1,4 +1,4 @@
-"""What ends the training thread's wait for an anchor."""
+"""The end of the training thread's wait for an anchor."""
 
 from __future__ import annotations
 

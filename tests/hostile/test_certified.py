@@ -22,7 +22,7 @@ from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import SERVICE
 from mend_optim.transport.frames import to_frames
 from tests.hostile.attacker import REPLY_S, Attacker, tls_channel
-from tests.hostile.ground import NUMEL, Ground, await_refusal
+from tests.hostile.ground import NUMEL, PACE_S, WIDTH, Ground, await_refusal
 from tests.hostile.listener import Listener
 from tests.hostile.test_attacks import FOREVER
 from tests.hostile.test_false_work import SEALER, offer_of, seal_in_the_eyes_of_a, seal_of
@@ -34,6 +34,7 @@ from tests.support.certificates import (
     new_authority,
 )
 from tests.system.processes import Process, Supervisor
+from tests.system.test_processes import await_common_seals
 
 from mend_optim.transport.security.notary import CertificateNotary  # isort: skip - needs the extra
 
@@ -146,6 +147,37 @@ def test_i4_nobody_says_goodbye_or_beats_for_another(certified: Certified) -> No
             stream = mallory.control(message)
             assert stream.ended()
         await_refusal(ground.a, SEALER, "that claims to be from", 3)
+
+
+def test_i5_an_insider_at_the_address_of_a_seed_is_taken_for_nobody(certified: Certified) -> None:
+    """The newcomer of the audit took the insider's model, and shut the true "a" out."""
+    ground = certified.ground
+    [known] = [peer for peer in ground.b.report()["roster"] if peer["name"] == "a"]
+    directory = certified.folder / SEALER
+    with (
+        ground.held(merged="abc"),
+        certified.insider() as mallory,
+        Listener(mallory, directory=directory) as there,
+    ):
+        mallory.me.CopyFrom(pb.PeerId(name="a", incarnation=FOREVER))
+        newcomer = ground.supervisor.start(
+            "c",
+            width=WIDTH,
+            pace_s=PACE_S,
+            peers=[there.address, ground.b.address],
+            certificates=str(certified.files("c")),
+            timing={"join_timeout_s": 2.0},
+        )
+        causes = newcomer.await_event("waiting")["causes"]
+        assert causes == {there.address: "its certificate is not of the name that it says"}
+        await_common_seals(ground.supervisor, [ground.a, ground.b, newcomer], 2)
+        assert there.hellos
+        assert there.offers == []
+        [met] = [peer for peer in newcomer.report()["roster"] if peer["name"] == "a"]
+        for what in ("incarnation", "address"):
+            assert met[what] == known[what]
+        assert newcomer.report()["genesis"] == ground.a.report()["genesis"]
+        assert newcomer.leave() == 0
 
 
 def test_m5_unsigned_work_and_that_of_others_is_merged_by_nobody(certified: Certified) -> None:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 ATTACKS, RAW = "hostile/test_attacks", "hostile/test_raw_peers"
 DOOR, FUZZ = "hostile/test_handshakes", "fuzz/test_targets"
 SIGNED = "together/test_signed_offers"
-TLS = "unit/transport/security/test_channels"
+TAP = "hostile/test_path"
 WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
@@ -32,9 +32,10 @@ HELD = {
     "I2 take the model": (CERTIFIED, "test_i2_strangers_get_no_answer"),
     "I3 speak for another": (CERTIFIED, "test_i3_an_insider_speaks_for_nobody_else"),
     "I4 take a name": (CERTIFIED, "test_i3_an_insider_speaks_for_nobody_else"),
-    "I5 answer at a seed's address": (TLS, "test_an_insider_at_the_address_of_a_seed"),
+    "I5 answer at a seed's address": (CERTIFIED, "test_i5_an_insider_at_the_address_of_a_seed"),
     "I6 call for offers": (DIALS, "test_i6_calls_of_anybody"),
-    "I7 listen on the path": (TLS, "test_a_learner_in_plaintext_and_one_with_credentials"),
+    "I7 read what passes on the path": (TAP, "test_i7_nothing_of_a_run_with_credentials"),
+    "I7b change what passes": (TAP, "test_i7_whatever_is_changed_on_the_path"),
     "M1 an anchor of an insider's choice": (MAJORITY, "test_no_single_learner_foists_an_anchor"),
     "M1e an anchor of an insider, shown to a real learner": (
         ATTACKS,

@@ -349,10 +349,10 @@ def lineages(report: Facts) -> tuple[tuple[int, int, str], ...]:
     return tuple((f["tokens"], f["version"], f["digest"]) for f in report["fragments"])
 
 
-class SlowRelay:
+class Relay:
     """A relay on loopback that delays everything that passes, in both directions, by `delay_s`."""
 
-    def __init__(self, target: str, delay_s: float) -> None:
+    def __init__(self, target: str, delay_s: float = 0.0) -> None:
         host, _, port = target.rpartition(":")
         self.target, self.delay_s, self.held = (host, int(port)), delay_s, 0
         self._ends: list[asyncio.StreamWriter] = []
@@ -376,8 +376,12 @@ class SlowRelay:
         with suppress(OSError):
             while chunk := await source.read(65536):
                 self.held += 1
-                self._loop.call_later(self.delay_s, sink.write, chunk)
+                self._loop.call_later(self.delay_s, sink.write, self.passed_on(chunk))
         self._loop.call_later(self.delay_s, sink.close)
+
+    def passed_on(self, chunk: bytes) -> bytes:
+        """The bytes that go on in the place of these."""
+        return chunk
 
     async def _stop(self) -> None:
         self._server.close()

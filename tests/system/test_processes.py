@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.addresses import free_addresses
-from tests.system.processes import Facts, Learner, SlowRelay, Supervisor, lineages, members
+from tests.system.processes import Facts, Learner, Relay, Supervisor, lineages, members
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 
@@ -271,7 +271,7 @@ def losses_over(supervisor: Supervisor, delay_s: float) -> list[list[str]]:
     """All losses of two learners that reach each other only over slow relays, for five rounds."""
     timing = {"beat_s": 0.5, "round_timeout_s": 60.0, "evict_after_s": 60.0}
     own = free_addresses(2)
-    relays = [SlowRelay(address, delay_s) for address in own]
+    relays = [Relay(address, delay_s) for address in own]
     try:
         pair = [
             supervisor.start(

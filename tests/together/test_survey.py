@@ -35,7 +35,7 @@ from mend_optim.transport.stream import Counter
 from mend_optim.transport.surveying import LEAST_REST_S
 from mend_optim.transport.wire_survey import decode_reply
 from tests.support.learners import LOOPBACK, TIMING, descent
-from tests.system.processes import SlowRelay
+from tests.system.processes import Relay
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -98,7 +98,7 @@ def test_the_way_to_a_learner_is_measured(
 def test_a_long_way_widens_the_bound_of_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
     delay_s = 0.03
     with learner() as (_, address):
-        relay = SlowRelay(address, delay_s)
+        relay = Relay(address, delay_s)
         try:
             status, found = checked(capsys, relay.address)
         finally:

@@ -143,7 +143,8 @@ class Insider(Learner):
             if isinstance(message, Beat) and "beat" in lies:
                 message = self.other_beat(message)
             elif isinstance(message, Offer) and "offer" in lies and effect.reply != PASS_ON:
-                message = self.other_offer(message)
+                # A joint offer that is false speaks for others, too: see `joint_lies`.
+                message = message if message.others else self.other_offer(message)
             elif isinstance(message, Seal) and "seal" in lies and message.sealer == self.me:
                 message = self.other_seal(message.fragment) or message
         self.tell(effect.to, message, effect.reply)

@@ -176,6 +176,8 @@ class InsiderCluster(Cluster):
         fair = self.insider in event.text or "phantom" in event.text
         # A relay may not get through to a sealer.
         fair = fair or (self.zones and event.text.startswith("relaying of offer"))
+        # Beside a made-up rate, an offer that came by way of another learner has no say.
+        fair = fair or ("huge" in self.lies and event.text.endswith("has passed it on"))
         assert fair or self.impersonated, (learner.name, event.text)
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:

@@ -161,13 +161,10 @@ class Meetings:
         """Whether there will be something to do at the end of the next step."""
         if learner is None or learner.closed:
             return has_failed(learner)
-        return self.is_due(learner, 1) if self._schedule.lockstep else is_wanted_in(learner, 1)
-
-    def is_due(self, learner: Learner, steps: int) -> bool:
-        """In lockstep: whether all meet once so many more steps were taken, because a copy or a
-        correction is due at exactly that step. Where each step waits for its anchor, they meet at
-        every one."""
-        return self._schedule.adopt_after == 0 or falls_due(learner, steps)
+        if not self._schedule.lockstep:
+            return is_wanted_in(learner, 1)
+        # Where each step waits for its anchor, the ranks meet at every one.
+        return self._schedule.adopt_after == 0 or falls_due(learner, 1)
 
     def _tell(self, deed: Deed, **facts: Any) -> None:
         self._crew.tell(*self._deeds.at, encode_order(Order(deed=deed, facts=facts)))

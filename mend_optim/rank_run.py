@@ -34,7 +34,6 @@ from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.group import Group
 from mend_optim.ranks.shards import Shards
 from mend_optim.ranks.words import Call, Table, Word
-from mend_optim.runtime import held_copies
 from mend_optim.runtime.learner import CLOSED, Learner
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.settings import Settings
@@ -226,8 +225,8 @@ class RankRun(TrainingRun):
         """What the word of the lead tells all ranks to do at the end of the next step."""
         if self.learner is None or self.learner.closed:
             return {"answer": has_failed(self.learner)}
-        if self.settings.schedule.lockstep:
-            return {"answer": self._meetings.is_due(self.learner, held_copies.AHEAD)}
+        if self.settings.schedule.adopt_after == 0:  # each step waits for its anchor
+            return {"answer": True}
         return self._traffic.plan(self.learner)
 
     def _after_step(self) -> None:

@@ -11,6 +11,8 @@
                      each adds its part of C                                            q rests on
                                                                                         its anchor
 
+Under `adopt_after`, they add C at the end of the step at which it is due.
+
 So a training thread pays for the copy and for the addition of its own part, and waits for nothing.
 Only the training thread calls this."""
 
@@ -46,6 +48,16 @@ class Collected(NamedTuple):
     moments: dict[str, Tensor]
     #: How many updates each rank's tensors have seen, by moment. The courier fills it in.
     updates: dict[str, list[list[int]]]
+
+
+class Arrived(NamedTuple):
+    """This rank's part of a correction that came."""
+
+    #: How many corrections came before it. It is the same on all ranks.
+    number: int
+    #: The first step at whose end it may be added.
+    due: int
+    part: Correction
 
 
 class Sent(NamedTuple):
@@ -84,13 +96,16 @@ class RankTraffic:
         self._copies = copies
         self._moments = tuple(moments)
         self._hold_s = hold_s
-        # The parts of corrections that this rank has whole. The courier appends to it.
-        self._arrived: deque[Correction] = deque()
-        # How many it has got so far, and how many of them were added or recalled.
+        # The parts of corrections that this rank has whole and has not added. The courier appends
+        # to it.
+        self._arrived: list[Arrived] = []
+        # How many corrections this rank has got so far, and how many of them all ranks have.
         self._staged = 0
-        self._added = 0
-        # On the lead: whole corrections that the ranks have not added yet, the oldest first.
-        self._sent: deque[Sent] = deque()
+        self._with_all = 0
+        # On the lead: whole corrections that the ranks have not added yet, by number, and how many
+        # it has told of so far.
+        self._sent: dict[int, Sent] = {}
+        self._told = 0
         # On the lead: copies that are not counted yet.
         self._collected: deque[Collected] = deque()
         # On the lead: the fragment that the last word told to copy.
@@ -111,18 +126,20 @@ class RankTraffic:
 
     def plan(self, learner: Learner) -> dict[str, Any]:
         """On the lead, what its word tells all ranks to do at the end of the next step."""
-        busy = {sent.correction.fragment for sent in self._sent}
-        plan = held_copies.plan(learner, busy, self._hold_s, in_passing=not self._failed)
+        sent = {each.correction.fragment: n < self._with_all for n, each in self._sent.items()}
+        plan = held_copies.plan(learner, sent, self._hold_s, in_passing=not self._failed)
         self._held = plan.copy
         told: dict[str, Any] = {"answer": plan.meets}
         if plan.copy is not None:
             bits = (1 << self._moments.index(name) for name in plan.moments)
             told |= {"copy": plan.copy, "moments": sum(bits)}
         if plan.correction is not None:
-            facts = correction_facts(Deed.APPLY, plan.correction)
+            facts = {**correction_facts(Deed.APPLY, plan.correction), "due": plan.due}
             order = Order(deed=Deed.APPLY, fragment=plan.correction.fragment, facts=facts)
-            self._sent.append(Sent(plan.correction, encode_order(order)))
-            told["comes"] = len(self._sent[-1].facts)
+            encoded = encode_order(order)
+            self._sent[self._told] = Sent(plan.correction, encoded)
+            self._told += 1
+            told["comes"] = len(encoded)
         return told
 
     def check(self, table: Table) -> None:
@@ -142,10 +159,11 @@ class RankTraffic:
             step: the last step that is in the weights.
             learner: the lead's; None elsewhere.
         """
-        if table.staged == self._added and table.copy < 0 and not table.comes:
+        self._with_all = table.staged
+        if not self._arrived and table.copy < 0 and not table.comes:
             return
         with Uninterrupted():
-            self._add(table.staged, step, learner)
+            self._add(step, learner)
             if table.copy >= 0:
                 bits = table.moments
                 moments = [name for i, name in enumerate(self._moments) if bits >> i & 1]
@@ -153,16 +171,17 @@ class RankTraffic:
             if table.comes:
                 self._expect(table.comes, learner is not None)
 
-    def _add(self, staged: int, step: int, learner: Learner | None) -> None:
-        """Add the corrections that all ranks have."""
-        if staged <= self._added:
+    def _add(self, step: int, learner: Learner | None) -> None:
+        """Add the corrections that all ranks have and that are due."""
+        ready = [a for a in self._arrived if a.number < self._with_all and a.due <= step]
+        if not ready:
             return
         with self._own.watch.moving():
-            while self._added < staged:
-                self._own.apply(self._arrived.popleft(), step)
-                self._added += 1
+            for arrived in ready:
+                self._arrived.remove(arrived)
+                self._own.apply(arrived.part, step)
                 if learner is not None:
-                    held_copies.adopted(learner, self._sent.popleft().correction.fragment)
+                    held_copies.adopted(learner, self._sent.pop(arrived.number).correction.fragment)
 
     def _copy(self, p: int, moments: Sequence[str], step: int, leads: bool) -> None:
         """Copy this rank's part, which the courier takes to the lead."""
@@ -208,13 +227,14 @@ class RankTraffic:
 
     def _expect(self, nbytes: int, leads: bool) -> None:
         """A correction comes, and so many bytes that tell about it."""
-        sent = self._sent[-1] if leads else None
+        sent = self._sent[self._told - 1] if leads else None
         values = values_of(Deed.APPLY, sent.correction) if sent else []
 
         def receive() -> None:
             told = self._carrier.tell_of(sent.facts if sent else b"", nbytes)[0]
-            part = own_part(self._carrier, decode_order(told), values)
-            self._arrived.append(self._own.bring(part))
+            order = decode_order(told)
+            part = self._own.bring(own_part(self._carrier, order, values))
+            self._arrived.append(Arrived(self._staged, order.facts["due"], part))
             self._staged += 1
 
         self._courier.put(receive)
@@ -248,7 +268,6 @@ class RankTraffic:
         job."""
         self._courier.wait()
         self._arrived.clear()
-        self._added = self._staged
         self._failed = False
         if learner is None:
             return
@@ -256,5 +275,6 @@ class RankTraffic:
             held_copies.let_go(learner, self._held)
             self._held = None
         if self._sent:
-            held_copies.give_back(learner, [sent.correction for sent in self._sent])
+            held_copies.give_back(learner, [sent.correction for sent in self._sent.values()])
             self._sent.clear()
+        self._told = self._staged  # the last one that was told of may not have been sent

@@ -525,14 +525,14 @@ def naive_tree_digest(parts: Sequence[bytes], leaf: int) -> bytes:
     return hashlib.sha256(told).digest()
 
 
-def added_at(staged: Sequence[Sequence[int]]) -> list[int]:
-    """The step at whose end all ranks add each correction, one after another. `staged`: for each
-    rank and correction, the first step whose word said that the rank has it. A word is heard one
-    step later."""
-    steps: list[int] = []
-    for number in range(len(staged[0])):
+def added_at(staged: Sequence[Sequence[int]], due: Sequence[int]) -> list[int]:
+    """The step at whose end all ranks add each correction. `staged`: for each rank and correction,
+    the first step whose word said that the rank has it. A word is heard one step later. `due`: the
+    first step at which it may be added."""
+    steps = []
+    for number, earliest in enumerate(due):
         heard = [rank[number] + 1 for rank in staged]
-        steps.append(max([*heard, *steps]))
+        steps.append(max([*heard, earliest]))
     return steps
 
 

@@ -37,6 +37,8 @@ from mend_optim import (
 )
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings
+from mend_optim.rank_run import RankRun
+from mend_optim.rank_traffic import RankTraffic
 from mend_optim.ranks.group import _pairs
 from mend_optim.ranks.shards import Split
 from mend_optim.ranks.words import Call
@@ -50,6 +52,8 @@ HIDDEN = 6
 STEPS = 18
 ROUNDS = 3
 LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
+AHEAD = {"sync_every": 10, "fragments": 1, "adopt_after": 8}
+AHEAD_STEPS = 29
 FREE = {"sync_every": 4}
 EXACT: dict[str, Any] = {"sync_every": 6, "fragments": 2, "moments": None, "merge": "mean"}
 EXACT["adoption"] = Adoption(gain=1.0)
@@ -485,6 +489,47 @@ def exact(player: Player, way: str, addresses: list[str]) -> Facts:
     }
 
 
+def ahead(player: Player, way: str, addresses: list[str]) -> Facts:
+    """In lockstep, each correction is there steps before it is due: the lead waits for it after the
+    step that follows a boundary, and each rank for its courier after every step."""
+    divided, optimizer = player.learner(way, addresses, **AHEAD)
+    met: list[int] = []
+    added: list[int] = []
+    hold, add = Meetings.hold, RankTraffic._add
+
+    def watched(meetings: Meetings, at: tuple[Call, int], *args: Any) -> Any:
+        if at[0] is Call.STEP:
+            met.append(at[1])
+        return hold(meetings, at, *args)
+
+    def watched_add(traffic: RankTraffic, step: int, learner: Learner | None) -> None:
+        there = len(traffic._arrived)
+        add(traffic, step, learner)
+        added.extend([step] * (there - len(traffic._arrived)))
+
+    with (
+        optimizer,
+        patch.object(Meetings, "hold", watched),
+        patch.object(RankTraffic, "_add", watched_add),
+    ):
+        for step in range(1, AHEAD_STEPS + 1):
+            player.train(divided, optimizer, range(step, step + 1))
+            if player.process == 0 and step % AHEAD["sync_every"] == 1 and step > 1:
+                learner = optimizer._learner
+                assert learner.wait(lambda: bool(learner.worker.mailbox), 30.0)  # noqa: B023
+            if isinstance(optimizer._run, RankRun):
+                optimizer._run._courier.wait()
+        trained = weights(optimizer)
+        finish = optimizer.finish()
+    return {
+        "met": met,
+        "added": added,
+        "trained": trained,
+        "ended": weights(optimizer),
+        "digest": finish.digest,
+    }
+
+
 def checkpoint(player: Player, way: str, addresses: list[str], dtype: str) -> Facts:
     """a is saved by its ranks, goes on as one process, and as two again."""
     is_b = player.process == PROCESSES - 1
@@ -604,6 +649,7 @@ SCENARIOS: dict[str, Callable[..., Facts]] = {
     "merge": merge,
     "late": late,
     "exact": exact,
+    "ahead": ahead,
     "checkpoint": checkpoint,
     "fault": fault,
     "drift": drift,

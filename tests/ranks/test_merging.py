@@ -104,6 +104,21 @@ def test_ranks_wait_for_anchors_that_are_due_at_once(pool: Pool) -> None:
     assert first["ended"] == second["ended"] == b["ended"]
 
 
+@pytest.mark.parametrize("way", ["copied", "sharded"])
+def test_in_lockstep_ranks_copy_and_correct_in_passing_at_exactly_their_steps(
+    pool: Pool, way: str
+) -> None:
+    a_twin, _, b_twin = play(pool, "ahead", "whole")
+    first, second, b = play(pool, "ahead", way)
+    assert first["met"] == second["met"] == []
+    assert first["added"] == second["added"] == [18, 28]
+    assert distance(joined(way, first["trained"], second["trained"]), a_twin["trained"]) < 1e-5
+    assert distance(b["trained"], b_twin["trained"]) < 1e-5
+    assert_copies_are_equal(way, first["trained"], second["trained"])
+    assert first["digest"] == second["digest"] == b["digest"]
+    assert joined(way, first["ended"], second["ended"]) == b["ended"]
+
+
 def test_what_a_codec_leaves_in_the_weights_is_merged_in_the_end(pool: Pool) -> None:
     a_twin, _, b_twin = play(pool, "merge", "whole", codec="powersgd")
     first, second, b = play(pool, "merge", "sharded", codec="powersgd")

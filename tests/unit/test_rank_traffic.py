@@ -55,8 +55,8 @@ class Engine:
         self.told: list[tuple[Any, ...]] = []
         self.takes = True
 
-    def plan(self, learner: Any, busy: set[int], hold_s: float, *, in_passing: bool) -> Plan:
-        self.told.append(("plan", sorted(busy), in_passing))
+    def plan(self, learner: Any, sent: dict[int, bool], hold_s: float, *, in_passing: bool) -> Plan:
+        self.told.append(("plan", sent, in_passing))
         return self.plans.pop(0) if self.plans else NOTHING
 
     def counted(self, learner: Any, p: int) -> bool:
@@ -157,7 +157,7 @@ class Rank:
 
     def tell_of(self, data: bytes, nbytes: int) -> list[bytes]:
         assert (len(data) == nbytes) if self.number == 0 else not data
-        return [FACTS[len(self.traffic._arrived) + self.traffic._added]]
+        return [FACTS[self.traffic._staged]]
 
     # as `CopiesCheck`
 
@@ -205,7 +205,7 @@ class Ranks:
             rank.traffic.follow(told, self.step, rank.learner)
         plan: dict[str, Any] = rank.traffic.plan(rank.learner) if rank.learner else {}
         if plan.get("comes"):
-            FACTS.append(rank.traffic._sent[-1].facts)
+            FACTS.append(list(rank.traffic._sent.values())[-1].facts)
         rank.courier.do(errands)
         return Word(call=Call.STEP, step=self.step, **rank.traffic.news(), **plan)
 
@@ -213,10 +213,11 @@ class Ranks:
         with patch.object(rank_traffic, "held_copies", self.engine):
             for rank in self.ranks:
                 rank.traffic.recall(rank.learner)
+        del FACTS[self.ranks[0].traffic._staged :]
 
 
-def comes(p: int) -> Plan:
-    return Plan(correction=Correction(p, torch.zeros(2), replace=False))
+def comes(p: int, due: int = 0) -> Plan:
+    return Plan(correction=Correction(p, torch.zeros(2), replace=False), due=due)
 
 
 @pytest.fixture(autouse=True)
@@ -256,10 +257,10 @@ def test_a_copy_of_no_use_is_not_offered_and_the_ranks_meet_for_the_next() -> No
     for _ in range(3):
         ranks.steps()
     assert ranks.ranks[0].offers == []
-    assert ranks.engine.told[-1] == ("plan", [], False)
+    assert ranks.engine.told[-1] == ("plan", {}, False)
     ranks.recall()
     ranks.steps()
-    assert ranks.engine.told[-1] == ("plan", [], True)
+    assert ranks.engine.told[-1] == ("plan", {}, True)
 
 
 def test_a_courier_that_is_late_delays_the_offer_and_nothing_else() -> None:
@@ -273,34 +274,47 @@ def test_a_courier_that_is_late_delays_the_offer_and_nothing_else() -> None:
 
 @given(
     size=st.integers(1, 4),
-    plans=st.lists(st.booleans(), max_size=6),
+    plans=st.lists(st.none() | st.just(0) | st.integers(1, 20), max_size=6),
     errands=st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=12),
 )
-def test_all_ranks_add_a_correction_at_the_first_step_at_which_all_are_known_to_have_it(
-    size: int, plans: list[bool], errands: list[list[int]]
+def test_all_ranks_add_a_correction_once_all_are_known_to_have_it_and_it_is_due(
+    size: int, plans: list[int | None], errands: list[list[int]]
 ) -> None:
-    told = [comes(number) if come else NOTHING for number, come in enumerate(plans)]
-    numbers = [number for number, come in enumerate(plans) if come]
+    told = [NOTHING if due is None else comes(n, due) for n, due in enumerate(plans)]
+    numbers = [n for n, due in enumerate(plans) if due is not None]
     ranks = Ranks(size, *told)
     staged: list[list[int]] = [[] for _ in range(size)]
     for done in [*errands, *[[1] * 4] * 20]:
         table = ranks.steps(done)
         for word, seen in zip(table.words, staged, strict=True):
             seen += [ranks.step] * (word.staged - len(seen))
-    expected = list(zip(reference.added_at(staged), numbers, strict=True))
+    steps = reference.added_at(staged, [due for due in plans if due is not None])
+    expected = sorted(zip(steps, numbers, strict=True))
     for rank in ranks.ranks:
         assert rank.added == expected
-    assert [p for kind, p, *_ in ranks.engine.told if kind == "adopted"] == numbers
+    adopted = [p for kind, p, *_ in ranks.engine.told if kind == "adopted"]
+    assert adopted == [number for _, number in expected]
 
 
 def test_a_fragment_with_a_correction_on_its_way_is_busy() -> None:
     ranks = Ranks(2, comes(2))
     ranks.steps()
     ranks.steps([0, 0])
-    assert ranks.engine.told[-1] == ("plan", [2], True)
+    assert ranks.engine.told[-1] == ("plan", {2: False}, True)
     ranks.steps()
     ranks.steps()
-    assert ranks.engine.told[-1] == ("plan", [], True)
+    assert ranks.engine.told[-1] == ("plan", {}, True)
+
+
+def test_the_lead_knows_which_corrections_all_ranks_have() -> None:
+    ranks = Ranks(2, comes(2, due=9), comes(0, due=9))
+    for errands in ([0, 0], [0, 0], [2, 1], [1, 0]):
+        ranks.steps(errands)
+    assert ranks.engine.told[-1] == ("plan", {2: True, 0: False}, True)
+    ranks.steps()
+    ranks.steps()
+    assert ranks.engine.told[-1] == ("plan", {2: True, 0: True}, True)
+    assert all(rank.added == [] for rank in ranks.ranks)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -324,15 +338,17 @@ def test_what_nobody_has_added_goes_back_when_the_ranks_meet(steps: int) -> None
     assert all(rank.added == [] for rank in ranks.ranks)
 
 
-def test_after_that_corrections_are_counted_as_before() -> None:
-    ranks = Ranks(2, comes(2), NOTHING, comes(1))
-    ranks.steps()
-    ranks.steps([1, 0])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_after_that_corrections_are_counted_as_before(steps: int) -> None:
+    """After one step, the correction that was told of has not been sent."""
+    ranks = Ranks(2, comes(2), *[NOTHING] * (steps - 1), comes(1))
+    for _ in range(steps):
+        ranks.steps([1, 0])
     ranks.recall()
     ranks.table = None
     for _ in range(5):
         ranks.steps()
-    assert [rank.added for rank in ranks.ranks] == [[(5, 1)], [(5, 1)]]
+    assert [rank.added for rank in ranks.ranks] == [[(steps + 3, 1)]] * 2
 
 
 def test_copies_that_differ_are_told_at_one_step_on_all_ranks() -> None:

@@ -1,7 +1,7 @@
 """Learners of several ranks in the virtual cluster. Their copies are decided on one step before
 they are made and counted one step after, and their corrections are added steps after they were
-taken. In lockstep, the ranks meet where something is due, and go on from all other steps. The
-decisions are those of `runtime/held_copies.py`.
+taken. In lockstep, each is made or added at exactly its step, and the ranks meet there if it cannot
+be done in passing. The decisions are those of `runtime/held_copies.py`.
 
     python -m tests.virtual.ranked --replay STORM"""
 
@@ -16,6 +16,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
+from mend_optim.engine.mode import Mode
+from mend_optim.engine.progress import Progress
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime import held_copies
 from mend_optim.runtime.held_copies import NOTHING, Plan
@@ -24,8 +26,9 @@ from tests.virtual.process import Learner, Saved
 from tests.virtual.storms import Fault, Storm, draw
 from tests.virtual.units import Correction, Vector, add, stack
 
-#: A correction is with all ranks after at most so many seconds; some steps last as long.
-CARRY_S = 4.0
+#: A correction is with all ranks after at most so many seconds; some steps last as long. In
+#: lockstep, it is of use only if they have it before its step.
+CARRY_S, CARRY_IN_LOCKSTEP_S = 4.0, 1.0
 HOLD_S = 5.0
 
 
@@ -41,7 +44,11 @@ class Sent:
     """A correction on its way to the ranks."""
 
     correction: Correction
+    due: int
+    #: Whether all ranks have it, whether all have said so, and whether that was heard.
     is_staged: bool = False
+    is_said: bool = False
+    is_with_all: bool = False
 
 
 class Standing(NamedTuple):
@@ -49,8 +56,8 @@ class Standing(NamedTuple):
 
     #: The mode, and where each fragment is in its cycle.
     copies: object = None
-    #: The fragments whose corrections are ready, and the steps at which these are to be applied.
-    corrections: Mapping[int, int | None] = MappingProxyType({})
+    #: The steps at which corrections are to be applied, by fragment, and whether they are sent.
+    corrections: Mapping[tuple[int, bool], int | None] = MappingProxyType({})
 
 
 class Ranked(Learner):
@@ -118,12 +125,13 @@ class Ranked(Learner):
         self.follow(told)
         if told.meets or self.meets_next:
             self.meet()
-        elif self.in_lockstep:
-            self.cluster.seen["went on in lockstep"] += 1
-            self.told = Plan(meets=self.decide(held_copies.falls_due, held_copies.AHEAD))
-            self.decided_on = self.standing()
         else:
             self.plan()
+            if self.in_lockstep:
+                self.cluster.seen["went on in lockstep"] += 1
+                self.decided_on = self.standing()
+        for sent in self.sent:
+            sent.is_said = sent.is_staged
         self.pump()
         self.step_s = self.cluster.step_s(self.name)
         self.cluster.after(self.step_s, self, self.step)
@@ -138,10 +146,10 @@ class Ranked(Learner):
 
     def plan(self) -> None:
         """The lead's word says what all do at the end of the next step."""
-        busy = {sent.correction.fragment for sent in self.sent}
-        self.told = self.decide(held_copies.plan, busy, HOLD_S, in_passing=not self.failed)
+        sent = {each.correction.fragment: each.is_with_all for each in self.sent}
+        self.told = self.decide(held_copies.plan, sent, HOLD_S, in_passing=not self.failed)
         if self.told.correction:
-            self.sent.append(Sent(self.told.correction))  # type: ignore[arg-type]
+            self.sent.append(Sent(self.told.correction, self.told.due))  # type: ignore[arg-type]
 
     def appoint(self) -> None:
         """A call of all ranks is over."""
@@ -152,8 +160,10 @@ class Ranked(Learner):
     def standing(self) -> Standing:
         state = self.engine.state
         cycles = [(f.pending, f.cycle_start) for f in state.fragments]
-        corrections = {p: state.fragments[p].adopt_at for p in self.mailbox}
-        return Standing((state.mode, cycles), corrections)
+        ready = [(p, False) for p in self.mailbox]
+        ready += [(each.correction.fragment, True) for each in self.sent]
+        due = {each: state.fragments[each[0]].adopt_at for each in ready}
+        return Standing((state.mode, cycles), due)
 
     def hand_over(self) -> None:
         super().hand_over()
@@ -183,29 +193,44 @@ class Ranked(Learner):
                 self.cluster.seen["copied in vain"] += 1
 
     def check_lockstep(self) -> None:
-        """The ranks have not met at the end of the last step. No anchor was due then, and no copy,
-        unless that could not be foreseen."""
+        """The ranks have not met at the end of the last step. No anchor was due then, and what was
+        copied is what was due, unless that could not be foreseen."""
         boundaries, before, now = self.engine.boundaries, self.decided_before, self.standing()
-        assert not boundaries.must_wait(), "the ranks went on where an anchor was due"
-        if before.copies == now.copies:
-            assert not boundaries.due_in(0), "the ranks went on where a copy was due"
+        fragments = self.engine.state.fragments
+        in_vain = any(not fragments[copy.fragment].is_held for copy in self.copies)
+        assert in_vain or not boundaries.must_wait(), "the ranks went on where an anchor was due"
+        if before.copies == self.decided_on.copies == now.copies:
+            due = [f.fragment for f in fragments if self.is_due(f)]
+            in_time = due == [copy.fragment for copy in self.copies]
+            assert in_time or self.failed, "a copy was not made in time"
             assert not boundaries.founding, "the ranks went on where all is copied"
-        for p, adopt_at in before.corrections.items():
-            stays = now.corrections.get(p, -1) == adopt_at
-            assert not stays or boundaries.holds_back(p), "the ranks left what came late"
+        for each, adopt_at in before.corrections.items():
+            stays = now.corrections.get(each, -1) == adopt_at
+            assert not stays or boundaries.holds_back(each[0]), "the ranks left what came late"
+
+    def is_due(self, fragment: Progress) -> bool:
+        state = self.engine.state
+        is_free = state.mode is Mode.TRAINING and fragment.pending is None
+        return is_free and state.schedule.due(state.totals.step, fragment.cycle_start)
 
     def follow(self, told: Plan) -> None:
         """Do what the words of the last step said."""
-        while self.sent and self.sent[0].is_staged:
-            correction = self.sent.pop(0).correction
-            self.cluster.seen["added in passing"] += 1
-            self.put(correction)
+        step = self.engine.state.totals.step + 1
+        for sent in list(self.sent):
+            sent.is_with_all = sent.is_said
+            if sent.is_with_all and sent.due <= step:
+                self.cluster.seen["added in passing"] += 1
+                adopt_at = self.engine.state.fragments[sent.correction.fragment].adopt_at
+                assert step >= (adopt_at or 0), "a correction was added too early"
+                self.sent.remove(sent)
+                self.put(sent.correction)
         if told.copy is not None:
             assert self.ahead is not None
             self.cluster.seen["copied in passing"] += 1
             self.copies.append(Copied(told.copy, add(self.weights[told.copy], self.ahead[0])))
         if told.correction:
-            carry_s = CARRY_S * self.cluster.random.random()
+            longest_s = CARRY_IN_LOCKSTEP_S if self.in_lockstep else CARRY_S
+            carry_s = longest_s * self.cluster.random.random()
             self.cluster.after(carry_s, self, self.stage, self.sent[-1])
 
     def put(self, correction: Correction) -> None:
@@ -286,6 +311,12 @@ class RankedStorm(Storm):
 
     module: ClassVar[str] = "tests.virtual.ranked"
     cluster_type: ClassVar[type[Cluster]] = Fleet
+    #: The period is so many steps longer.
+    longer: int = 0
+
+    @property
+    def sync_every(self) -> int:
+        return super().sync_every + self.longer
 
 
 def ranked(seed: int, wide: bool = False) -> RankedStorm:
@@ -299,8 +330,10 @@ def ranked(seed: int, wide: bool = False) -> RankedStorm:
 
 def ranked_in_lockstep(seed: int) -> RankedStorm:
     """The same where corrections are due at exact steps."""
-    overlap = random.Random(f"overlap of {seed}").choice([1, 2, 3])
-    return replace(ranked(seed), adopt_after=overlap)
+    draws = random.Random(f"overlap of {seed}")
+    storm, longer = ranked(seed), draws.choice([0, 4, 8])
+    overlap = draws.choice([1, 2, 3, *[3 + longer] * 3])
+    return replace(storm, longer=longer, adopt_after=overlap, seconds=storm.seconds + longer)
 
 
 def main() -> None:

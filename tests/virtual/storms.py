@@ -99,10 +99,15 @@ class Storm:
     module: ClassVar[str] = "tests.virtual.storms"
     cluster_type: ClassVar[type[Cluster]] = Cluster
 
+    @property
+    def sync_every(self) -> int:
+        """The period, in steps."""
+        return 3 + self.fragments
+
     def play(self) -> Cluster:
         """Play it. Raises `AssertionError` if a law is broken."""
         schedule = {
-            "sync_every": 3 + self.fragments,
+            "sync_every": self.sync_every,
             "fragments": self.fragments,
             "adopt_after": self.adopt_after,
         }

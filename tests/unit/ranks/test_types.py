@@ -191,7 +191,8 @@ class Rank:
 
     def correct_in_passing(self) -> None:
         """As at the end of two steps."""
-        order = Order(deed=Deed.APPLY, facts=correction_facts(Deed.APPLY, self.correction))
+        facts = {**correction_facts(Deed.APPLY, self.correction), "due": 0}
+        order = Order(deed=Deed.APPLY, facts=facts)
         told: dict[str, Any] = {"comes": len(encode_order(order))}
         self.group.told = encode_order(order)
         if self.learner:

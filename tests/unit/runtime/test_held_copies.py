@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mend_optim.engine.mode import Mode
 from mend_optim.engine.progress import Motion
 from mend_optim.protocol.lineage import Entry
 from mend_optim.runtime import held_copies
-from mend_optim.runtime.held_copies import NOTHING, Plan
+from mend_optim.runtime.held_copies import NOTHING, ROOM, Plan
 from mend_optim.worker.correction import Correction
 from tests.support.engines import BASE, DrivenEngine, among_peers, seal_of
 
@@ -48,8 +48,8 @@ class Lead:
         older = self.mailbox.get(0)
         self.mailbox[0] = correction() if older is None else correction(older.values + 1)
 
-    def plan(self, busy: Any = (), in_passing: bool = True) -> Plan:
-        return held_copies.plan(self, busy, 60.0, in_passing=in_passing)  # type: ignore[arg-type]
+    def plan(self, sent: Any = MappingProxyType({}), in_passing: bool = True) -> Plan:
+        return held_copies.plan(self, sent, 60.0, in_passing=in_passing)  # type: ignore[arg-type]
 
 
 def correction(values: Any = None, **told: Any) -> Correction:
@@ -89,7 +89,7 @@ def test_a_correction_is_taken_once_and_another_one_of_its_fragment_waits() -> N
     assert lead.plan().correction is first
     assert lead.mailbox == {}
     lead.seal()
-    assert lead.plan(busy={0}).correction is None
+    assert lead.plan({0: True}).correction is None
     assert lead.plan().correction is not None
 
 
@@ -193,3 +193,55 @@ def test_in_lockstep_ranks_meet_to_found_anchors() -> None:
     assert not held_copies.falls_due(lead, 1)  # type: ignore[arg-type]
     lead.engine.state.mode = Mode.FOUNDING
     assert held_copies.falls_due(lead, 1)  # type: ignore[arg-type]
+
+
+def test_in_lockstep_a_copy_is_made_in_passing_if_its_anchor_is_not_due_soon() -> None:
+    lead = Lead(sync_every=8, adopt_after=ROOM)
+    lead.step(5)
+    assert lead.plan() == NOTHING
+    lead.step()
+    assert lead.plan(in_passing=False) == Plan(meets=True)
+    assert lead.plan() == Plan(copy=0)
+    assert lead.plan() == NOTHING
+    lead.step()
+    assert lead.plan() == NOTHING
+    lead.step()
+    assert held_copies.counted(lead, 0)  # type: ignore[arg-type]
+    pending = lead.driven.fragment.pending
+    assert pending is not None
+    assert pending.step == 8
+    lead.step()
+    assert lead.plan() == NOTHING
+    lead.step()
+    assert lead.plan() == Plan(meets=True)
+
+
+def test_in_lockstep_ranks_meet_for_a_copy_whose_anchor_is_due_soon() -> None:
+    lead = Lead(sync_every=8, adopt_after=ROOM - 1)
+    lead.step(6)
+    assert lead.plan() == Plan(meets=True)
+    assert lead.driven.fragment.is_still
+
+
+def test_in_lockstep_a_correction_is_brought_before_its_step() -> None:
+    lead = Lead(sync_every=8, adopt_after=6)
+    offer = lead.driven.offer(8)
+    lead.step()
+    lead.seal(offer.entry)
+    brought = lead.mailbox[0]
+    assert lead.plan() == Plan(correction=brought, due=14)
+    lead.step(2)
+    assert lead.plan({0: False}) == NOTHING
+    lead.step()
+    # Not all ranks have it at the step before.
+    assert lead.plan({0: False}) == Plan(meets=True)
+    assert lead.plan({0: True}) == NOTHING
+
+
+def test_in_lockstep_ranks_meet_at_once_for_what_came_while_another_correction_was_sent() -> None:
+    lead = Lead(sync_every=8, adopt_after=6)
+    offer = lead.driven.offer(8)
+    lead.seal(offer.entry)
+    assert lead.plan().correction is not None
+    lead.mailbox[0] = correction(replace=True)
+    assert lead.plan({0: True}) == Plan(meets=True)

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -401,20 +402,20 @@ class Learner:
         A second call does nothing, nor does a call in a forked child."""
         if self.inherited:
             return
-        with self.mutex:
+        with ExitStack() as parts, Uninterrupted(), self.mutex:
             # A second call would take the loop away from the process's other learners.
             if self.closer is not None:
                 return
             self.closer = threading.get_ident()
+            # The last one first. An impatient user's Ctrl-C ends one of them, and no other.
+            parts.callback(self._ended.set)
+            parts.callback(open_learners.discard, self)
+            parts.callback(self.network.release)
+            parts.callback(self._reporter.close, CLOSE_S)
+            parts.callback(self.worker.join, CLOSE_S)
+            parts.callback(self.network.stop)
+            parts.callback(self.worker.end)
             _say_goodbye(self, asked)
-            self.guard.end()
-        self.worker.end()
-        self.network.stop()
-        self.worker.join(CLOSE_S)
-        self._reporter.close(CLOSE_S)
-        self.network.loop.release()
-        open_learners.discard(self)
-        self._ended.set()
 
     def await_end(self) -> None:
         """Wait until `close`, on another thread, has ended."""
@@ -456,6 +457,7 @@ class Learner:
 
 
 def _say_goodbye(learner: Learner, asked: bool) -> None:
+    """Leave the run, with the mutex held: from here on the learner is over."""
     try:
         if not asked:
             learner.engine.ending.tell_unfinished()
@@ -463,6 +465,8 @@ def _say_goodbye(learner: Learner, asked: bool) -> None:
         learner.dispatch_effects()
     except Exception:  # the engine may be what has failed
         log.exception("%s: no goodbye could be said", learner.me.name)
+    learner.guard.end()
+    learner.network.leave()
 
 
 def _fail(learner: Learner, error: BaseException) -> None:

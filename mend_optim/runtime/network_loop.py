@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -72,7 +73,11 @@ class NetworkLoop:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop and wait for its result. Called on any other thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        return self.begin(work).result(timeout_s)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine on the loop. Called on any other thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def soon(self, action: Callable[[], None]) -> None:
         """Call `action` on the loop. Called on any thread."""

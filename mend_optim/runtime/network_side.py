@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 from mend_optim.engine.effects import Send
@@ -55,6 +56,8 @@ class NetworkSide:
         self._outbox: deque[Send] = deque()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
+        #: The end of the transport, while it is waited for.
+        self._leaving: Future[None] | None = None
         #: The numbers that the script reported last. The training thread replaces them as a whole.
         self.reported: Mapping[str, float] = {}
         # The transport comes first: in a forked child it raises, and no thread is to start there.
@@ -70,10 +73,24 @@ class NetworkSide:
             raise
         self.flush_soon()
 
+    def leave(self) -> None:
+        """Begin to send the goodbyes in the outbox, and then to close all connections."""
+        self._leaving = self.loop.begin(self.transport.stop())
+
     def stop(self) -> None:
-        """Send the goodbyes in the outbox and close all connections."""
-        with suppress(Exception):
-            self.loop.run(self.transport.stop(), CLOSE_S)
+        """Wait until that is done, or takes too long."""
+        if self._leaving:
+            with suppress(Exception):
+                self._leaving.result(CLOSE_S)
+            self._leaving = None
+
+    def release(self) -> None:
+        """Let go of the loop, after another wait if Ctrl-C has ended that of `stop`: the loop must
+        not end before the port is free."""
+        try:
+            self.stop()
+        finally:
+            self.loop.release()
 
     def abandon(self) -> None:
         """In a forked child: never call the loop, whose thread and sockets are the parent's."""

@@ -215,16 +215,19 @@ class Transport:
         if self._links.closing:
             return
         self._links.closing = True
-        await self._flush()
-        tasks = [*self._transfers.stop(), *self._dialler.stop(), *self._renewal.stop()]
-        tasks += self._closing
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for link in self._links:
-            if link.connection:
-                await link.connection.close()
-        await self._server.stop()
+        try:
+            await self._flush()
+            tasks = [*self._transfers.stop(), *self._dialler.stop(), *self._renewal.stop()]
+            tasks += self._closing
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for link in self._links:
+                if link.connection:
+                    await link.connection.close()
+        finally:
+            # The loop may end before this has: the port is free all the same.
+            await self._server.stop()
 
     async def _flush(self) -> None:
         outboxes = [outbox for link in self._links for outbox in link.outboxes()]

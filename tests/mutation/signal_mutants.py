@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 HELD = of("unit/runtime/test_interrupts")
+ENDS = of("together/test_interrupts", "ctrl_c_ends")
 
 
 def unheld(name: str, text: str, instead: str) -> Mutant:
@@ -53,6 +54,22 @@ SIGNAL_MUTANTS = (
         "with Uninterrupted():",
         "if True:",
         of("together/test_interrupts"),
+    ),
+    Mutant(
+        "ctrl-c-in-its-goodbye-leaves-a-learner-open-for-ever",
+        7,
+        "runtime/learner",
+        "with ExitStack() as parts, Uninterrupted(), self.mutex:",
+        "with ExitStack() as parts, self.mutex:",
+        ENDS,
+    ),
+    Mutant(
+        "ctrl-c-at-the-end-keeps-the-loop",
+        7,
+        "runtime/learner",
+        "            parts.callback(self.network.release)\n",
+        "",
+        ENDS,
     ),
     unheld("a-handler-that-was-kept-holds-back-for-ever", "            self._within = False\n", ""),
 )

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -18,7 +21,18 @@ import torch
 import mend_optim
 from mend_optim import MendOptimizer
 from tests.support.addresses import free_addresses
-from tests.support.learners import TIMING, Watch, cluster, descent, read, settle, step, wave
+from tests.support.learners import (
+    LOOPBACK,
+    PATIENCE_S,
+    TIMING,
+    Watch,
+    cluster,
+    descent,
+    read,
+    settle,
+    step,
+    wave,
+)
 
 LIBRARY = os.path.dirname(mend_optim.__file__)
 
@@ -108,3 +122,33 @@ def test_ctrl_c_while_it_waits_to_join_and_then_it_joins() -> None:
     finally:
         a.close()
         b.close()
+
+
+@pytest.mark.parametrize("part", ["engine.leave", "network.stop", "worker.join", "_reporter.close"])
+def test_ctrl_c_ends_one_part_of_the_end_and_leaves_nothing_open(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no call could close the learner any more: in a notebook it would hold its port, and be
+    waited for by its peers, until the kernel ends."""
+    with closing(MendOptimizer(descent(0.0), name="a", listen=LOOPBACK, timing=TIMING)) as a:
+        learner = a._learner
+        assert learner is not None
+        *owner, method = part.split(".")
+        there = attrgetter(*owner)(learner)
+        present = getattr(there, method)
+
+        def stopped(*arguments: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return present(*arguments)
+
+        monkeypatch.setattr(there, method, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            a.close()
+        learner.network.loop.thread.join(PATIENCE_S)
+        assert learner.closed
+        assert learner._ended.is_set()
+        assert not learner.network.loop.thread.is_alive()
+        learner.worker.thread.join(PATIENCE_S)
+        assert not learner.worker.thread.is_alive()
+        with socket.create_server(("127.0.0.1", learner.port)):
+            """The port is free."""

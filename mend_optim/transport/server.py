@@ -4,7 +4,7 @@ peers open."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ LOST = (
     "%s: another process has taken port %d while this learner listened anew with new credentials: "
     "nobody can dial it until the port is free"
 )
+FAILED = "%s: could not listen on port %d with new credentials, and tries it again"
 FOUND = "%s: listens on port %d again"
 
 End = Callable[[Link, Served], Awaitable[None]]
@@ -105,6 +106,8 @@ class Server:
         self._leaving: dict[asyncio.Task[None], Any] = {}
         self._host = ""
         self._port = 0
+        #: The credentials were renewed since the server took its own.
+        self._is_outdated = False
         #: Listens anew, after the credentials were renewed.
         self._returning: asyncio.Task[None] | None = None
 
@@ -134,11 +137,13 @@ class Server:
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
         bound = 0
+        self._is_outdated = False
         with suppress(RuntimeError):
             bound = self._security.bind(server, format_address(host, port))
         if bound:
-            await server.start()
+            # First this: `stop` may come while it starts.
             self._servers.append(server)
+            await _whole(server.start())
             self._host, self._port = host, bound
         return bound > 0
 
@@ -148,15 +153,12 @@ class Server:
 
         If another process takes the port in between, attempts go on in the background. They take
         the credentials that are present by then."""
-        if not self._servers:
+        if not self._port:
             return
-        name = self._hello().peer.name
-        former = self._servers.pop()
-        patience_s = self._timing.round_timeout_s
-        leaving = asyncio.get_running_loop().create_task(former.stop(patience_s))
-        self._leaving[leaving] = former
-        leaving.add_done_callback(self._leaving.pop)
-        self._returning = asyncio.get_running_loop().create_task(self._return(name))
+        self._is_outdated = True
+        if self._returning is None or self._returning.done():
+            name = self._hello().peer.name
+            self._returning = asyncio.get_running_loop().create_task(self._return(name))
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.returning(), HELD_UP_S)
 
@@ -166,12 +168,34 @@ class Server:
             await asyncio.shield(self._returning)
 
     async def _return(self, name: str) -> None:
-        # the former server lets go of the port at once, but not before it has run
-        await asyncio.sleep(0)
-        is_told = False
+        # The credentials may be renewed again while a server with the former ones starts.
+        while self._is_outdated:
+            self._let_go()
+            # the former server lets go of the port at once, but not before it has run
+            await asyncio.sleep(0)
+            await self._serve_again(name)
+
+    def _let_go(self) -> None:
+        """Listen no more. Streams that are open stay."""
+        patience_s = self._timing.round_timeout_s
+        for former in self._servers:
+            leaving = asyncio.get_running_loop().create_task(former.stop(patience_s))
+            self._leaving[leaving] = former
+            leaving.add_done_callback(self._leaving.pop)
+        self._servers.clear()
+
+    async def _serve_again(self, name: str) -> None:
+        """Serve where it served before, as soon as that can be."""
+        is_told = has_failed = False
         for pause_s in pauses():
-            if await self._serve_at(self._host, self._port):
-                break
+            try:
+                if await self._serve_at(self._host, self._port):
+                    break
+            except Exception:
+                if not has_failed:
+                    has_failed = True
+                    log.exception(FAILED, name, self._port)
+                self._let_go()
             if pause_s == MOST_REBIND_S and not is_told:
                 is_told = True
                 log.warning(LOST, name, self._port)
@@ -278,6 +302,16 @@ class Server:
             await self._links.converse(link, stream)
         finally:
             self._hung_up()
+
+
+async def _whole(starting: Coroutine[Any, Any, None]) -> None:
+    """Start a server, also if nobody waits for it any more. gRPC cannot stop one whose start was
+    cancelled, and its port would stay taken as long as the process lives."""
+    started = asyncio.ensure_future(starting)
+    try:
+        await asyncio.shield(started)
+    finally:
+        await asyncio.wait({started})
 
 
 def pauses() -> Iterator[float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,7 @@ import pytest
 from mend_optim import Credentials
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Call
-from mend_optim.transport import renewal, server
+from mend_optim.transport import background_log, renewal, server
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.renewal import Renewal
@@ -286,6 +287,85 @@ async def test_a_learner_whose_port_is_taken_can_leave(folder: Folder) -> None:
     await b.transport.stop()
     with pytest.raises(asyncio.CancelledError):
         await b.transport._server.returning()
+
+
+class Starting:
+    """A server of `b` that takes a while to start, once its credentials are bound."""
+
+    def __init__(self, b: Learner) -> None:
+        self.begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self._binding: Callable[..., int] = b.transport._security.bind
+        b.transport._security.bind = self._bind  # type: ignore[method-assign]
+
+    def _bind(self, server: Any, address: str) -> int:
+        starting = server.start
+
+        async def start() -> None:
+            self.begun.set()
+            await self.may_go_on.wait()
+            await starting()
+
+        server.start = start
+        return self._binding(server, address)
+
+
+@pytest.mark.usefixtures("_hasty")
+@with_files
+async def test_a_renewal_while_a_server_starts_is_not_left_for_the_next_one(folder: Folder) -> None:
+    b = await folder.start("b")
+    starting = Starting(b)
+    folder.issue_again("b")
+    await look(b)
+    assert starting.begun.is_set()
+    new = folder.issue_again("b")
+    await look(b)
+    starting.may_go_on.set()
+    await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
+    assert await shown_at(b.address) == new
+    assert len(b.transport._server._servers) == 1
+
+
+@pytest.mark.usefixtures("_hasty")
+@with_files
+async def test_a_learner_that_leaves_while_a_server_starts_frees_its_port(folder: Folder) -> None:
+    b = await folder.start("b")
+    starting = Starting(b)
+    folder.issue_again("b")
+    await look(b)
+    assert starting.begun.is_set()
+    stopping = asyncio.ensure_future(b.transport.stop())
+    asyncio.get_running_loop().call_later(0.01, starting.may_go_on.set)
+    await asyncio.wait_for(stopping, PATIENCE_S)
+    with socket.create_server(parse_address("address", b.address)):
+        """The port is free."""
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_server_that_cannot_be_made_is_told_of_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @scenario
+    async def run(crew: Crew) -> None:
+        folder = Folder(tmp_path, crew)
+        b = await folder.start("b")
+        binding, faults = b.transport._security.bind, [OSError("no memory"), OSError("no memory")]
+
+        def bind(server: Any, address: str) -> int:
+            if faults:
+                raise faults.pop()
+            return binding(server, address)
+
+        b.transport._security.bind = bind  # type: ignore[method-assign]
+        new = folder.issue_again("b")
+        await look(b)
+        await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
+        assert await shown_at(b.address) == new
+
+    run()
+    background_log.flush(PATIENCE_S)
+    (words,) = [record for record in caplog.records if "could not listen" in record.getMessage()]
+    assert words.exc_info
+    assert words.exc_info[0] is OSError
 
 
 def test_a_port_that_stays_taken_is_asked_for_ever_more_rarely() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,10 +15,14 @@ class OneJoiner:
     until the first has joined."""
 
     def __init__(self) -> None:
-        # A signal may interrupt the wait, and its handler may step.
-        self._lock = threading.RLock()
+        #: By process: in a forked child, the thread that is in the context is not there to leave
+        #: it. A signal may interrupt the wait, and its handler may step.
+        self._locks: dict[int, threading.RLock] = {}
 
     def of(self, learner: Learner | None) -> AbstractContextManager[Any]:
-        """A context that one thread is in at a time. In a forked child, the thread that was in it
-        is not there to leave it; the learner is closed there."""
-        return nullcontext() if learner and learner.closed else self._lock
+        """A context that one thread of a process is in at a time. A learner that is closed, as it
+        is in a forked child, is waited for by nobody."""
+        if learner and learner.closed:
+            return nullcontext()
+        # This is one step, whatever another thread does meanwhile.
+        return self._locks.setdefault(os.getpid(), threading.RLock())

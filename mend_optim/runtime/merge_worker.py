@@ -11,7 +11,6 @@ from mend_optim.engine.effects import Done, Job
 from mend_optim.protocol.proofs import Notary
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.hashers import Hashers
-from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
@@ -93,8 +92,9 @@ class MergeWorker:
             with self._guard.mutex:
                 self._guard.changed.wait_for(lambda: seen or self._guard.over)
             if not seen:
-                # The thread ends its present job before it ends.
-                self.thread.join(CLOSE_S)
+                # The thread ends its present jobs before it ends, however long that takes. A look
+                # beside one of them could see half of a merge, which a checkpoint would keep.
+                self.thread.join()
         return seen[0] if seen else look(anchors)
 
     def abandon(self) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from mend_optim.engine.effects import Done, Export, Job
 from mend_optim.protocol.lineage import Lineage
+from mend_optim.runtime import merge_worker
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.worker.correction import Correction
@@ -223,3 +224,26 @@ def test_only_the_owner_holds_the_mutex() -> None:
         held.append(guard.is_held())
     held.append(guard.is_held())
     assert held == [False, True, False]
+
+
+def test_a_look_after_the_end_waits_for_a_job_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However short the end of a learner waits for it."""
+    monkeypatch.setattr(merge_worker, "CLOSE_S", 0.0, raising=False)
+    at_work, may_end = threading.Event(), threading.Event()
+
+    def merge() -> None:
+        at_work.set()
+        may_end.wait(PATIENCE_S)
+        at_work.clear()
+
+    with working() as (worker, _):
+        worker.put(merge)
+        assert at_work.wait(PATIENCE_S)
+        worker.end()
+        worker._guard.end()
+        timer = threading.Timer(0.05, may_end.set)
+        timer.start()
+        assert not worker.between_jobs(lambda anchors: at_work.is_set())
+        timer.join()

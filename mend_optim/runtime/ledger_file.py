@@ -69,9 +69,8 @@ class LedgerFile:
             self._due = True
             self._condition.notify_all()
             if not self._thread:
-                self._thread = threading.Thread(target=self._work, name="mend-ledger", daemon=True)
-                self._thread.start()
-            if not self._hangs:
+                self._thread = self._started()
+            if self._thread and not self._hangs:
                 self._hangs = not self._condition.wait_for(
                     lambda: not (self._due or self._busy), PROMPT_S
                 )
@@ -82,18 +81,32 @@ class LedgerFile:
         with self._mutex:
             self._closed = True
             self._condition.notify_all()
+        if self._lines and not self._thread:
+            self._thread = self._started()
         if self._thread:
             self._thread.join(within_s)
-            if self._thread.is_alive():
-                log.warning(
-                    "the ledger %s hangs: %d lines are not written", self._path, len(self._lines)
-                )
-            elif self._lines:
-                log.warning(
-                    "the ledger %s cannot be written, and this learner ends: %d lines are lost",
-                    self._path,
-                    len(self._lines) + self._dropped,
-                )
+        if self._thread and self._thread.is_alive():
+            log.warning(
+                "the ledger %s hangs: %d lines are not written", self._path, len(self._lines)
+            )
+        elif self._lines:
+            log.warning(
+                "the ledger %s cannot be written, and this learner ends: %d lines are lost",
+                self._path,
+                len(self._lines) + self._dropped,
+            )
+
+    def _started(self) -> threading.Thread | None:
+        """The thread. None if it cannot be started now: the lines wait."""
+        thread = threading.Thread(target=self._work, name="mend-ledger", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads, or the interpreter is shutting down
+            if not self._broken:
+                self._broken = True
+                log.warning("the ledger %s cannot be written: %s", self._path, error)
+            return None
+        return thread
 
     def _work(self) -> None:
         closed = False

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -236,3 +237,52 @@ def test_a_ledger_that_becomes_a_link_leaves_the_other_file_alone(
     assert versions(path) == [1, 2]
     (warning,) = warnings(caplog)
     assert "a symbolic link; give the path of the file that it leads to" in warning
+
+
+class NoThreads:
+    """A process that may have no more threads, for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.are_short = True
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            if self.are_short and thread.name == "mend-ledger":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_any)
+
+
+def test_lines_wait_until_their_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, threads = tmp_path / "a", NoThreads(monkeypatch)
+    with ledger(path) as file:
+        file.add(record(1))
+        file.add(record(2))
+        threads.are_short = False
+        file.add(record(3))
+        assert versions(path) == [1, 2, 3]
+    assert warnings(caplog) == [f"the ledger {path} cannot be written: can't start new thread"]
+
+
+def test_a_learner_ends_although_its_ledger_has_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    NoThreads(monkeypatch)
+    with ledger(path) as file:
+        file.add(record(1))
+    said = f"the ledger {path} cannot be written, and this learner ends: 1 lines are lost"
+    assert warnings(caplog)[-1] == said
+
+
+def test_lines_are_written_at_the_end_if_their_thread_can_be_started_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, threads = tmp_path / "a", NoThreads(monkeypatch)
+    with ledger(path) as file:
+        file.add(record(1))
+        threads.are_short = False
+    assert versions(path) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,10 +18,17 @@ async def off_loop(work: Callable[[], T], name: str) -> T:
 
     The threads of an executor would not do: the interpreter waits for them when it ends, and a name
     server or a disk may not answer for a minute.
+
+    Raises:
+        OSError: There are too many threads. That passes, as a fault of a disk or a network does.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    threading.Thread(target=_run, args=(work, loop, done), name=name, daemon=True).start()
+    thread = threading.Thread(target=_run, args=(work, loop, done), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, "this process has too many threads to start one") from error
     return await done
 
 

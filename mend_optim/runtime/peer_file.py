@@ -41,7 +41,7 @@ class PeerFile:
         """Return the addresses that the file has now. This learner's own may be among them."""
         try:
             seeds = await off_loop(self.addresses, "mend-peers")
-        except UsageError as error:
+        except (UsageError, OSError) as error:
             raise PeerError(str(error)) from error
         return Listing(seeds=tuple(seeds), awaited="" if seeds else EMPTY)
 

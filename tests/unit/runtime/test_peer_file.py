@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_each_line_is_an_address(path: Path) -> None:
 def test_a_file_without_addresses_is_awaited(path: Path) -> None:
     file = of(path, "# nobody yet")
     assert asyncio.run(file.read("")) == Listing(seeds=(), awaited="it has no address yet")
+
+
+def test_a_file_is_read_later_if_there_are_too_many_threads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = of(path, "b:1")
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(PeerError, match="too many threads"):
+            asyncio.run(file.read(""))
+    assert asyncio.run(file.read("")).seeds == ("b:1",)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +188,14 @@ def test_blocking_work_raises_what_it_raises_and_holds_nobody_up():
 
     with pytest.raises(ValueError, match="broken"):
         asyncio.run(off_loop(fail, "test"))
+
+
+def test_a_name_that_no_thread_can_resolve_now_is_an_os_error(monkeypatch):
+    """So it is resolved again, as after a fault of a name server."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="too many threads"):
+        asyncio.run(resolve("mend.example", 1))

@@ -84,7 +84,7 @@ def test_a_probe_tells_what_is_wrong_with_a_certificate(certificate: str, tmp_pa
 
     async def dial() -> Unreached | None:
         async with tcp(_stay_silent, ssl=context) as address:
-            return await probe(address, OURS.pem)
+            return await probe(address, "Für uns: 安全\n".encode() + OURS.pem)
 
     assert asyncio.run(dial()) is expected
 

@@ -223,6 +223,7 @@ class Transport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for link in self._links:
+                link.forget_wants()
                 if link.connection:
                     await link.connection.close()
         finally:

@@ -189,6 +189,12 @@ class Link:
         if outbox:
             outbox.finished.set()
 
+    def forget_wants(self) -> None:
+        """Wait for no answer to a want any more, and tell nobody."""
+        for _, timer in self.asked.values():
+            timer.cancel()
+        self.asked.clear()
+
     def outboxes(self) -> list[Outbox]:
         """Return the outboxes of everything that is open."""
         return [*self.streams, *self.requests.values()]

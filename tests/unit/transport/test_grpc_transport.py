@@ -332,6 +332,19 @@ async def test_a_process_that_is_dialled_hears_of_its_namesake_too(crew):
     assert a.of("outranked") == [("b", Namesake(PeerId("a", 7), Life.GONE))]
 
 
+@scenario
+async def test_a_want_that_has_no_answer_is_told_of_before_the_end_or_never(crew):
+    a = await crew("a")
+    b = await crew("b", a.address, listen=None)
+    await a.linked_with(b)
+    a.transport.send(b.id, Want(a.id, 0, b""), "")
+    link = a.transport._links.get(b.id)
+    ((_, timer),) = link.asked.values()
+    await a.transport.stop()
+    assert timer.cancelled()
+    assert a.of("undelivered") == []
+
+
 async def says_hello_again(crew: Crew, *losers: str) -> None:
     """a dials b, and these of the two evict the other. Their stream still stands, but no beat goes
     to a peer that is on the roster no more."""

@@ -7,7 +7,6 @@ written before.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from mend_optim.errors import PeerError, UsageError, require
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.runtime.off_loop import off_loop
 from mend_optim.transport.address import format_address, is_loopback, parse_address, parse_dialable
+from mend_optim.transport.stream import settled
 
 ENV = "env://"
 #: Seconds that one look at the store may take. A host that froze never answers.
@@ -156,14 +156,14 @@ class Rendezvous:
         world = self.world
         place = format_address(world.host, world.port)
         try:
-            look = off_loop(partial(self._look, address), "mend-peers")
-            told = await asyncio.wait_for(look, PATIENCE_S)
-        except asyncio.TimeoutError:
-            self._store = None
-            raise PeerError(f"the store at {place} does not answer") from None
+            look = await settled(off_loop(partial(self._look, address), "mend-peers"), PATIENCE_S)
+            told = look.result() if look else None
         except (OSError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
             self._store = None
             raise PeerError(f"the store at {place} cannot be reached") from error
+        if told is None:
+            self._store = None
+            raise PeerError(f"the store at {place} does not answer")
         for rank, theirs in told.items():
             try:
                 parse_dialable(f"the address of rank {rank}", theirs)

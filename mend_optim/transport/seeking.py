@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from mend_optim.errors import PeerError
@@ -23,6 +22,7 @@ from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import is_ip, is_loopback, parse_address
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.handler import Handler
+from mend_optim.transport.stream import settled
 
 log = BackgroundLog("mend_optim")
 
@@ -182,9 +182,8 @@ class Seeking:
             changed.clear()
             await self._look(seed, host, port)
             await asyncio.sleep(LEAST_BEATS * self._timing.beat_s)
-            with suppress(asyncio.TimeoutError):
-                patience_s = (AGAIN_BEATS - LEAST_BEATS) * self._timing.beat_s
-                await asyncio.wait_for(changed.wait(), patience_s)
+            patience_s = (AGAIN_BEATS - LEAST_BEATS) * self._timing.beat_s
+            await settled(changed.wait(), patience_s)
 
     async def _look(self, seed: str, host: str, port: int) -> None:
         try:

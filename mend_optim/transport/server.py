@@ -159,8 +159,7 @@ class Server:
         if self._returning is None or self._returning.done():
             name = self._hello().peer.name
             self._returning = asyncio.get_running_loop().create_task(self._return(name))
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.returning(), HELD_UP_S)
+        await asyncio.wait({self._returning}, timeout=HELD_UP_S)
 
     async def returning(self) -> None:
         """Wait until it listens after the last `rebind`. To cancel this wait does not stop it."""

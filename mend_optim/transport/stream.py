@@ -69,6 +69,17 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
         del task, operation  # see `_outcome`
 
 
+async def settled(operation: Awaitable[Any], seconds: float) -> asyncio.Future[Any] | None:
+    """Return the operation once it is over, or None if it takes longer. Then it is cancelled, as it
+    is if nobody waits for it any more. This is not `asyncio.wait_for`, either."""
+    task = asyncio.ensure_future(operation)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        return task if task.done() else None
+    finally:
+        task.cancel()
+
+
 async def _outcome(task: asyncio.Future[Any], seconds: float | None) -> Any:
     """Return the task's result, or raise `PeerError` if it fails or takes too long. It is not
     cancelled."""

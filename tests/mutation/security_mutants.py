@@ -161,6 +161,13 @@ SECURITY_MUTANTS = (
         RENEWAL,
     ),
     mutant(
+        "a-want-outlives-its-transport",
+        "grpc_transport",
+        "                link.forget_wants()\n",
+        "",
+        of("unit/transport/test_grpc_transport", "before_the_end_or_never"),
+    ),
+    mutant(
         "a-taken-port-is-given-up",
         "server",
         "            await asyncio.sleep(pause_s)\n",
@@ -170,7 +177,7 @@ SECURITY_MUTANTS = (
     mutant(
         "a-taken-port-holds-up-the-look-after-credentials",
         "server",
-        "await asyncio.wait_for(self.returning(), HELD_UP_S)",
+        "await asyncio.wait({self._returning}, timeout=HELD_UP_S)",
         "await self.returning()",
         RENEWAL,
     ),

@@ -14,7 +14,8 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.off_loop import off_loop
 from mend_optim.runtime.resolver import addresses_of, resolve
-from tests.unit.transport.recorder import PATIENCE_S
+from mend_optim.transport.seeking import Seeking
+from tests.unit.transport.recorder import PATIENCE_S, Recorder
 from tests.unit.transport.test_grpc_transport import scenario
 
 NAME = "mend.example:29600"
@@ -199,3 +200,21 @@ def test_a_name_that_no_thread_can_resolve_now_is_an_os_error(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(OSError, match="too many threads"):
         asyncio.run(resolve("mend.example", 1))
+
+
+def test_news_of_an_address_does_not_outweigh_the_end():
+    """Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes with the result."""
+
+    async def end_as_news_comes() -> int:
+        names = Names("127.0.0.1:1")
+        seeking = Seeking(Recorder("a"), HASTY, names, lambda address, seed: None)
+        seeking.begin([NAME], [], "")
+        changed = seeking._changed[NAME]
+        while not changed._waiters:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        changed.set()
+        await asyncio.sleep(0)
+        _, pending = await asyncio.wait(seeking.stop(), timeout=1.0)
+        return len(pending)
+
+    assert asyncio.run(end_as_news_comes()) == 0

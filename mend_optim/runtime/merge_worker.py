@@ -108,10 +108,14 @@ class MergeWorker:
         self.jobs.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end; not on the thread itself, which closes a learner that was
-        dropped."""
+        """Wait for the thread to end. The thread itself, which closes a learner that was dropped,
+        does what is left, unless it has failed: among that is what there is to tell of the end."""
         if not self.is_own_thread():
             self.thread.join(timeout_s)
+        elif self._guard.error is None:
+            while (action := self.jobs.get()) is not None:
+                action()
+            self.end()
 
     def is_own_thread(self) -> bool:
         """Whether the caller is the worker thread."""

@@ -247,3 +247,24 @@ def test_a_look_after_the_end_waits_for_a_job_that_goes_on(
         timer.start()
         assert not worker.between_jobs(lambda anchors: at_work.is_set())
         timer.join()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_thread_that_closes_a_learner_does_what_is_left_unless_it_has_failed(
+    fails: bool,
+) -> None:
+    seen: list[str] = []
+
+    def close() -> None:
+        worker.put(lambda: seen.append("told"))
+        worker.end()
+        worker.join(PATIENCE_S)
+        seen.append("closed")
+
+    with working() as (worker, _):
+        if fails:
+            worker._guard.end(RuntimeError("a fault"))
+        worker.put(close)
+        worker.thread.join(PATIENCE_S)
+        assert not worker.thread.is_alive()
+    assert seen == (["closed", "told"] if fails else ["told", "closed"])

@@ -122,6 +122,8 @@ class Event:
                         back to an earlier anchor
     yielded             peer, incarnation: most learners go on without this learner's anchor, which
                         is given up for theirs
+    switched            peer, incarnation: whose model, another one, this learner has taken over;
+                        tokens in it; dropped_tokens and superseded_tokens of this learner
     forked              peer, incarnation, fragment: a learner has something else in an anchor
                         than this learner has under the same key
     outvoted            peer, incarnation, fragment: a peer had handed this learner another anchor
@@ -249,6 +251,11 @@ def whole_anchor_record(
         superseded=tuple(sorted(lost)),
         dropped_tokens=dropped_tokens,
     )
+
+
+def given_up(record: RoundRecord) -> int:
+    """The tokens of this learner's work that are given up on the way to an anchor."""
+    return record.dropped_tokens + record.superseded_tokens
 
 
 def describe(peer: PeerId, kind: str, text: str, *, lifts: str = "", **facts: Any) -> Event:

@@ -1,15 +1,18 @@
-"""Learners that go on training another model beside this one.
+"""Learners that train another model than this one: beside it, or until this one takes it over.
 
 Two models of one run, or two branches of one, are an accident: learners have trained for long
 before anybody was between them. A learner takes the greater one if most learners have it, or if its
 own rounds have stopped. Where neither is so, both go on, and each learner's work is merged into one
-of the two. No round fails then, so nothing else would tell the user."""
+of the two. No round fails then, so nothing else would tell the user.
+
+Two runs of one script that come to dial each other are two models of one shape, too. Those of the
+lesser one take over the greater one, and their own work is lost: the user is told of that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from mend_optim.engine.ledger import Event
+from mend_optim.engine.ledger import Event, RoundRecord, describe, given_up
 from mend_optim.engine.majority import GETS_ON, MODEL, Apart, models
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key, PeerId
@@ -21,6 +24,10 @@ PARTED = (
     "one, which is {}"
 )
 AGREED = "no learner trains another model than this one any more"
+SWITCHED = (
+    "has another model, with {:,} tokens in it, which this learner takes over: {:,} tokens of this "
+    "learner's work are given up; if that is another run, keep the addresses of the two apart"
+)
 #: A peer, and a fragment that it has otherwise; or `MODEL`.
 Place = tuple[PeerId, int]
 
@@ -94,3 +101,20 @@ class OtherModels:
     def _is_any_greater(self, peers: Set[PeerId]) -> bool:
         beats = (beat for beat in self.state.live_beats() if beat.peer in peers)
         return any(theirs > ours for theirs, ours in (models(self.state, beat) for beat in beats))
+
+
+def switched_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None:
+    """The news that this learner has taken over the model of a peer, by the records of its
+    fragments; None if no work is given up for it, as by a newcomer. It tells of the fragment in
+    which the learner gives up the most."""
+    most = max(records, key=given_up)
+    if given_up(most) <= 0:
+        return None
+    return describe(
+        peer,
+        "switched",
+        SWITCHED.format(most.tokens, given_up(most)),
+        tokens=most.tokens,
+        dropped_tokens=most.dropped_tokens,
+        superseded_tokens=most.superseded_tokens,
+    )

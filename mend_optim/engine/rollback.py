@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mend_optim.engine.adoption import Adopter
-from mend_optim.engine.ledger import Event, RoundRecord
+from mend_optim.engine.ledger import Event, RoundRecord, given_up
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.state import EngineState, Switch
 from mend_optim.errors import UsageError, require
@@ -130,10 +130,10 @@ def rolled_back(former: bytes, genesis: bytes) -> Rollback | None:
 def rollback_event(rollback: Rollback, records: Sequence[RoundRecord]) -> Event:
     """The news that this learner has gone back, by the records of its fragments. It tells of the
     one in which the learner gives up the most."""
-    most = max(records, key=_given_up)
+    most = max(records, key=given_up)
     text = (
         f"{rollback.by} has rolled the run back to an anchor of {most.tokens:,} tokens "
-        f"(rollback {rollback.number}): {_given_up(most):,} tokens of this learner's work are "
+        f"(rollback {rollback.number}): {given_up(most):,} tokens of this learner's work are "
         "given up"
     )
     facts = {
@@ -144,7 +144,3 @@ def rollback_event(rollback: Rollback, records: Sequence[RoundRecord]) -> Event:
         "superseded_tokens": most.superseded_tokens,
     }
     return Event("rolled_back", text, facts)
-
-
-def _given_up(record: RoundRecord) -> int:
-    return record.dropped_tokens + record.superseded_tokens

@@ -26,6 +26,7 @@ WARNINGS = (
     "outvoted",
     "healed",
     "rolled_back",
+    "switched",
     "jumped",
     "unseen",
     "undialled",

@@ -106,4 +106,22 @@ PARTING_MUTANTS = (
         "yield (beat.peer._replace(incarnation=0), MODEL), tuple(",
     ),
     mutant("the-lesser-model-is-always-theirs", OTHERS, "theirs > ours for", "False for"),
+    mutant(
+        "a-newcomer-tells-of-a-loss",
+        OTHERS,
+        "    if given_up(most) <= 0:\n",
+        "    if given_up(most) < 0:\n",
+    ),
+    mutant(
+        "a-model-is-taken-over-in-silence",
+        "engine/outcomes",
+        "            elif state.genesis != former:\n",
+        "            elif False:\n",
+    ),
+    mutant(
+        "a-rollback-is-another-model",
+        "engine/outcomes",
+        "            elif state.genesis != former:\n",
+        "            if state.genesis != former:\n",
+    ),
 )

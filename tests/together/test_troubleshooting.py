@@ -339,6 +339,18 @@ def other_models(kind: str) -> Said:
     return engine.events(kind)
 
 
+def switched() -> Said:
+    engine = DrivenEngine(seals=False)
+    engine.beat(B)
+    engine.step()
+    theirs = Lineage(tokens=10_410, version=5, digest=b"d", genesis=b"another")
+    engine.beat(B, theirs, genesis=theirs.genesis)
+    engine.receive(state_of(theirs, peer=B))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    return engine.events("switched")
+
+
 # ── slow learners ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -659,6 +671,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "A quorum again": lambda: quorum(C),
     "Tokens that are counted in two ways": uneven,
     "Two models side by side": lambda: other_models("parted"),
+    "Another model was taken over": switched,
     "One model again": lambda: other_models("agreed"),
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),

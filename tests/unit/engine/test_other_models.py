@@ -1,4 +1,4 @@
-"""Learners that go on training another model beside this one."""
+"""Learners that train another model: beside this one, or until this learner takes it over."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.state import Switch
-from mend_optim.protocol.lineage import STEPPED, Lineage, PeerId
+from mend_optim.protocol.lineage import STEPPED, Lineage, PeerId, Rollback
 from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
@@ -20,6 +21,8 @@ from tests.support.engines import (
     THIRD,
     DrivenEngine,
     grown,
+    seal_of,
+    state_of,
 )
 from tests.unit.engine.test_majority import advance_all, experienced
 
@@ -184,3 +187,54 @@ def test_a_process_that_starts_anew_has_not_got_on() -> None:
         engine.beat(other, theirs(1, turn), step=3, genesis=OTHER)
         looked.look(engine.now + turn * PATIENCE_S)
     assert told(engine) == []
+
+
+# ── a model that is taken over ────────────────────────────────────────────────────────────────────
+
+
+def take(engine: DrivenEngine, anchor: Lineage) -> list[Event]:
+    """A peer shows a whole anchor, and hands it over; returns what the user is told of it."""
+    engine.beat(PEER, anchor, genesis=anchor.genesis)
+    engine.receive(state_of(anchor))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    return engine.events("switched", "rolled_back")
+
+
+def test_a_learner_that_takes_over_another_model_tells_what_it_gives_up() -> None:
+    """40 tokens were merged, and 10 were not yet."""
+    engine = DrivenEngine(seals=False)
+    engine.beat()
+    offer = engine.offer(steps=4)
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.step()
+    (event,) = take(engine, theirs(10**6))
+    assert event.facts == {
+        "peer": PEER.name,
+        "incarnation": PEER.incarnation,
+        "tokens": 10**6,
+        "superseded_tokens": 40,
+        "dropped_tokens": 10,
+    }
+    assert "1,000,000 tokens in it" in event.text
+    assert ": 50 tokens of this learner's work are given up" in event.text
+
+
+def test_a_newcomer_that_takes_over_the_model_of_a_run_tells_of_no_loss() -> None:
+    engine = DrivenEngine(seals=False)
+    engine.beat()
+    assert take(engine, theirs(10**6)) == []
+
+
+@pytest.mark.parametrize(
+    ("anchor", "kinds"),
+    [(grown(BASE), []), (BASE.rolled_back(Rollback(1, "b").genesis()), ["rolled_back"])],
+)
+def test_a_branch_of_its_own_model_is_no_other_one(anchor: Lineage, kinds: list[str]) -> None:
+    engine = DrivenEngine(seals=False)
+    engine.beat()
+    engine.step()
+    assert [event.kind for event in take(engine, anchor)] == kinds

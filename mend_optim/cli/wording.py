@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 DAY_S = 86_400
+#: So many names of learners fit into a cell of a table, one that has words beside them, too.
+NAMED = 8
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 _COUNTS = ("", "k", "M", "G", "T", "P")
@@ -13,6 +16,13 @@ _COUNTS = ("", "k", "M", "G", "T", "P")
 def shown(name: str) -> str:
     """A name that came from a file. One that would draw on the terminal is escaped."""
     return name if name.isprintable() else ascii(name)
+
+
+def some_of(words: Sequence[str], most: int = NAMED) -> str:
+    """All of the words, if they are no more than `most`; or else the first, and how many more."""
+    if len(words) <= most:
+        return ", ".join(words)
+    return f"{', '.join(words[: most - 1])} and {len(words) - most + 1} more"
 
 
 def count_of(number: float) -> str:
@@ -42,10 +52,13 @@ def _scaled(number: float, units: tuple[str, ...], space: str = "") -> str:
 
 
 def seconds_of(seconds: float) -> str:
-    """A duration: "340 ms", "12 s", "4 min 10 s" or "3 h 20 min"."""
-    if abs(seconds) < 1:
+    """A duration: "340 ms", "12 s", "4 min 10 s" or "3 h 20 min". That between the clocks of two
+    machines may be less than 0."""
+    if seconds < 0:
+        return f"-{seconds_of(-seconds)}"
+    if seconds < 1:
         return f"{1e3 * seconds:.0f} ms"
-    if abs(seconds) < 60:
+    if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

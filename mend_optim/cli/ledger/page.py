@@ -17,7 +17,7 @@ from mend_optim.cli.ledger.charts import (
 from mend_optim.cli.ledger.story import Story
 from mend_optim.cli.ledger.text import HEAD, cells_of, headline, reasons_of, round_cells
 from mend_optim.cli.ledger.verdict import Finding, Verdict
-from mend_optim.cli.wording import count_of, seconds_of, shown
+from mend_optim.cli.wording import count_of, seconds_of, shown, some_of
 
 #: The page has the last rounds in a table, at most so many.
 MOST_ROUNDS = 500
@@ -57,7 +57,7 @@ def page_of(story: Story, verdict: Verdict) -> str:
     """The whole page."""
     names = [shown(name) for name, account in story.accounts.items() if account.has_ledger]
     body = [
-        f"<h1>The run of {escape(_some(names))}</h1>",
+        f"<h1>The run of {escape(some_of(names, 6) or 'nobody')}</h1>",
         f'<p class="soft">{escape(headline(story))}</p>',
         _verdict(verdict),
     ]
@@ -70,12 +70,6 @@ def page_of(story: Story, verdict: Verdict) -> str:
         f"<title>mend ledger: {escape(verdict.word)}</title>\n"
         f"<style>{_STYLE}{_colours()}</style>\n</head>\n<body>\n{inner}\n</body>\n</html>\n"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    if len(names) > 6:
-        return f"{', '.join(names[:5])} and {len(names) - 5} more"
-    return ", ".join(names) or "nobody"
 
 
 def _colours() -> str:

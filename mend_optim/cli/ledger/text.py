@@ -15,6 +15,7 @@ from mend_optim.cli.wording import (
     moment_of,
     seconds_of,
     shown,
+    some_of,
     table_of,
 )
 
@@ -115,14 +116,14 @@ def _learners(story: Story) -> list[str]:
 def round_cells(each: Round, began: float) -> tuple[str, ...]:
     """A round's row: its time, version, reason, sealer, members and absent learners. `began`: when
     the run did."""
-    members = ", ".join(f"{shown(n)} {count_of(t)}" for n, t in sorted(each.members.items()))
+    members = [f"{shown(n)} {count_of(t)}" for n, t in sorted(each.members.items())]
     return (
         clock_of(each.time, began),
         f"{each.version}",
         each.reason,
         shown(each.sealer),
-        members,
-        ", ".join(map(shown, each.absent)),
+        some_of(members),
+        some_of([*map(shown, each.absent)]),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from mend_optim.cli.watch.crowd import Crowd, Row
-from mend_optim.cli.wording import bytes_of, count_of, shown, table_of
+from mend_optim.cli.wording import bytes_of, count_of, shown, some_of, table_of
 from mend_optim.protocol.sight import ROUNDS_SHOWN
 
 HEAD = (
@@ -65,8 +65,8 @@ def round_cells(crowd: Crowd) -> list[tuple[str, ...]]:
             f"{each.version:,}",
             shown(each.reason),
             shown(each.sealer),
-            ", ".join(map(shown, each.members)),
-            ", ".join(map(shown, each.absent)),
+            some_of([*map(shown, each.members)]),
+            some_of([*map(shown, each.absent)]),
         )
         for each in crowd.rounds()[-ROUNDS_SHOWN:]
     ]

@@ -205,6 +205,14 @@ def a_run() -> Crowd:
     return crowd
 
 
+def test_a_round_of_many_learners_takes_one_line_that_fits() -> None:
+    for many, words in [(8, "l06, l07"), (9, "l06 and 2 more"), (100, "l06 and 93 more")]:
+        members = tuple(f"l{i:02}" for i in range(many))
+        crowd = Crowd(A)
+        crowd.take({A: sight("a", seen("b"), last=(replace(ROUND, members=members),))})
+        assert lines_of(crowd)[-1].endswith(f", {words}")
+
+
 def test_the_output_in_the_docs() -> None:
     page = (Path(__file__).parents[3] / "docs" / "command.md").read_text(encoding="utf-8")
     printed = "\n".join(f"    {line}" if line else "" for line in lines_of(a_run()))

@@ -45,6 +45,20 @@ def test_the_output_in_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert quoted in PAGE.read_text(encoding="utf-8"), f"docs/command.md should have:\n{quoted}"
 
 
+def test_a_round_of_many_learners_takes_one_line_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"learner-{i:02}" for i in range(50)]
+    ledgers = Ledgers(names)
+    ledgers.round(dict.fromkeys(names[:30], 8), expected=names)
+    assert main(["ledger", *written(ledgers, tmp_path)]) == 0
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if "learner-00  learner-00 8" in line
+    )
+    assert "learner-06 8 and 23 more " in line
+    assert line.endswith("learner-36 and 13 more")
+
+
 def test_a_gap_has_a_status_of_its_own_and_a_broken_run_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +162,9 @@ def test_numbers_read_well() -> None:
     assert [bytes_of(n) for n in (0, 999, 1_000, 1_234_567)] == ["0 B", "999 B", "1 kB", "1.23 MB"]
     assert [seconds_of(s) for s in (0.34, 12, 250, 12_000)] == [
         *("340 ms", "12 s", "4 min 10 s", "3 h 20 min")
+    ]
+    assert [seconds_of(s) for s in (-0.34, -250, -196_480)] == [
+        *("-340 ms", "-4 min 10 s", "-54 h 34 min")
     ]
     assert clock_of(1_790_000_000) == clock_of(1_790_000_000, 1_789_990_000) == "14:13:20"
     assert clock_of(1_790_000_000, 1_780_000_000) == "09-21 14:13"

@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 from mend_optim.errors import UsageError, require
 
-_ADDRESS = re.compile(
-    r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.-]*)):(?P<port>[0-9]{1,5})", re.ASCII
-)
+# An IPv6 address may name its interface, such as br-lan or eth0.100.
+_IPV6 = r"\[(?P<ipv6>[0-9a-fA-F:.]+(?:%[\w.-]+)?)\]"
+_ADDRESS = re.compile(rf"(?:{_IPV6}|(?P<host>[\w.-]*)):(?P<port>[0-9]{{1,5}})", re.ASCII)
 # gRPC would take "unix:4242" for a socket in the working directory.
 _SCHEMES = frozenset(
     ("unix", "unix-abstract", "vsock", "dns", "xds", "google-c2p", "ipv4", "ipv6", "passthrough")

@@ -14,6 +14,7 @@ from mend_optim.transport.address import host_of, parse_address, parse_dialable,
         ("10.0.0.5:29600", ("10.0.0.5", 29600)),
         ("trainer-1.example.org:1", ("trainer-1.example.org", 1)),
         ("[::1]:65535", ("::1", 65535)),
+        ("[fe80::1%br-lan.100]:9", ("fe80::1%br-lan.100", 9)),
         (":0", ("", 0)),
     ],
 )

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.majority import PAUSES
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.sealers import sealer_of
@@ -267,8 +268,10 @@ class Infiltrated:
         after = cluster.rounds_since(gone_at, self.fragments)
         if min(after.values()) < ROUNDS_AFTER:
             # One learner alone may have its last seal. The others take that learner's word once
-            # their own anchors have stood still.
-            cluster.run(STILL_S)
+            # their own anchors have stood still, for some of the pauses of before. In lockstep,
+            # one pause may be as long as the wait for a round.
+            in_lockstep = self.adopt_after is not None
+            cluster.run(STILL_S + PAUSES * TIMING.round_timeout_s * in_lockstep)
             after = cluster.rounds_since(gone_at, self.fragments)
         cluster.seen["rounds beside"] += sum(beside)
         cluster.seen["rounds after"] += sum(after.values())

@@ -20,6 +20,7 @@ import torch
 
 import mend_optim
 from mend_optim import MendOptimizer
+from mend_optim.runtime import interrupts
 from tests.support.addresses import free_addresses
 from tests.support.learners import (
     LOOPBACK,
@@ -47,9 +48,9 @@ def handlers() -> Iterator[None]:
         signal.signal(number, before)
 
 
-def interrupted(optimizer: MendOptimizer, grad: float, at: int, number: int) -> int:
-    """Take a step, with a signal before the line number `at` of this library that it runs; 0: none.
-    Returns how many lines it ran before."""
+def interrupted(optimizer: MendOptimizer, grad: float, at: int, number: int, code: str) -> int:
+    """Take a step, with a signal before the line number `at` that it runs of the code in this file
+    or folder; 0: none. Returns how many of its lines it ran before."""
     lines = 0
 
     def line(_frame: FrameType, event: str, _: object) -> Any:
@@ -61,7 +62,7 @@ def interrupted(optimizer: MendOptimizer, grad: float, at: int, number: int) -> 
         return line
 
     def call(frame: FrameType, _event: str, _: object) -> Any:
-        return line if frame.f_code.co_filename.startswith(LIBRARY) else None
+        return line if frame.f_code.co_filename.startswith(code) else None
 
     sys.settrace(call)
     try:
@@ -73,8 +74,14 @@ def interrupted(optimizer: MendOptimizer, grad: float, at: int, number: int) -> 
     return lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
-def test_a_signal_at_any_line_of_a_step_leaves_the_learner_whole(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, LIBRARY), (signal.SIGALRM, interrupts.__file__)],
+    ids=["SIGINT", "SIGALRM"],
+)
+def test_a_signal_at_any_line_of_a_step_leaves_the_learner_whole(number: int, code: str) -> None:
+    """One signal is tried everywhere. Another one, whose handler is replaced and put back at other
+    lines, is tried where the library tells signals apart: all other lines run alike with both."""
     with cluster(descent(8.0), descent(8.0), sync_every=1) as (a, b):
         learner = a._learner
         assert learner is not None
@@ -83,7 +90,7 @@ def test_a_signal_at_any_line_of_a_step_leaves_the_learner_whole(number: int) ->
             step(b, wave(1, at))
             # An anchor makes the coming step one that writes weights, and copies them.
             learner.wait(lambda: bool(learner.worker.mailbox), 0.25)
-            return interrupted(a, wave(0, at), at, number)
+            return interrupted(a, wave(0, at), at, number, code)
 
         longest = max(turn(0) for _ in range(10))
         for at in range(1, longest + 1):

@@ -398,7 +398,8 @@ def declines(kind: str) -> Said:
 def healed() -> Said:
     watch = Watch()
     each = [{"on_event": watch}, {}]
-    with cluster(descent(0.0), descent(0.0), each=each, **{**LOCKSTEP, "quorum": 1}) as both:
+    options = {**LOCKSTEP, "quorum": 1, "grace": 0.2}
+    with cluster(descent(0.0), descent(0.0), each=each, **options) as both:
         drive(both, 2, lambda i, s: 1.0 if i else math.nan)
         return first(watch, "healed")
 

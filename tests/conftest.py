@@ -57,6 +57,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_past() -> None:
+    """Objects that tests of earlier modules have left, such as late imports, are searched no more:
+    every test of streams searches for garbage at its end."""
+    gc.collect()
+    gc.freeze()
+
+
 class WrittenLog(pytest.LogCaptureFixture):
     """The log, once the lines of the library's own threads are in it."""
 

@@ -31,13 +31,13 @@ settings.load_profile("default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One worker more than there are cores: many tests wait for beats, processes or patience. The
+    """Two workers more than there are cores: many tests wait for beats, processes or patience. The
     variable of pytest-xdist still counts more."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     if hasattr(os, "sched_getaffinity"):
-        return 1 + len(os.sched_getaffinity(0))
-    return 1 + (os.cpu_count() or 1)
+        return 2 + len(os.sched_getaffinity(0))
+    return 2 + (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 # The longest that each part of close() may take: goodbyes go out, the worker ends its present job.
 CLOSE_S = 3.0
-# The longest that cancelled work may take to end, once the last learner is gone.
-END_S = 1.0
+# Once the last learner is gone, the longest that work which others began may take, and then the
+# longest that cancelled work may take to end.
+LEFT_S, END_S = 1.5, 1.0
 
 
 class NetworkLoop:
@@ -29,11 +30,18 @@ class NetworkLoop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_tell_unless_late)
+        # Work that was begun on other threads and is not over.
+        self._begun: set[asyncio.Task[Any]] = set()
         self.thread = threading.Thread(target=self._run, name="mend-network", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         self.loop.run_forever()
+        self.loop.run_until_complete(asyncio.sleep(0))  # what came in the last turn begins
+        if self._begun:
+            # Ctrl-C may have ended the wait for it. The poller of gRPC would wait at the end of the
+            # process, without limit, for a server whose end was cancelled.
+            self.loop.run_until_complete(asyncio.wait(set(self._begun), timeout=LEFT_S))
         # On a busy machine some streams are only being cancelled by now. If they went with the
         # loop, Python would write a traceback for each.
         tasks = asyncio.all_tasks(self.loop)
@@ -77,7 +85,16 @@ class NetworkLoop:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin to run a coroutine on the loop. Called on any other thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        return asyncio.run_coroutine_threadsafe(self._noted(work), self.loop)
+
+    async def _noted(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._begun.add(task)
+        try:
+            return await work
+        finally:
+            self._begun.discard(task)
 
     def soon(self, action: Callable[[], None]) -> None:
         """Call `action` on the loop. Called on any thread."""

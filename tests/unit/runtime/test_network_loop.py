@@ -86,3 +86,16 @@ def test_an_event_of_a_former_loop_is_no_news_but_other_faults_are(
     own_loop.soon(misuse)
     own_loop.release()
     assert len(caplog.records) == 1
+
+
+async def many_turns() -> str:
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return "whole"
+
+
+def test_work_that_was_begun_elsewhere_ends_before_the_loop_does(own_loop: NetworkLoop) -> None:
+    """Ctrl-C may end the wait for it, and let go of the loop at once."""
+    begun = [own_loop.begin(many_turns()) for _ in range(3)]
+    own_loop.release()
+    assert [each.result(0.0) for each in begun] == ["whole"] * 3

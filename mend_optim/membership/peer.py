@@ -44,6 +44,9 @@ class Peer:
     silent: bool = False
     #: Whether it has not heard of this learner for a while, by its own last beat.
     deaf: bool = False
+    #: Until when it is not deaf, whatever it tells: of the beats since the two met, the first may
+    #: be on its way, or the news of it. In the past once the peer has told of one of them.
+    answers_by: float = float("-inf")
     #: The peers that it reaches, by its newest beat.
     reaches: frozenset[PeerId] = frozenset()
     #: Its newest beat; None until there is one, and again once this learner hears the peer no more
@@ -61,12 +64,21 @@ class Peer:
     def __post_init__(self) -> None:
         self.learned_at = self.knows
 
+    def greets(self, now: float, newest: int, answers_by: float) -> None:
+        """The peer said hello. `newest` is this learner's last beat to all: beats that the peer
+        missed before don't make it deaf."""
+        self.heard_at = now
+        self.silent = self.deaf = False
+        self.knows = self.learned_at = newest
+        self.answers_by = answers_by
+
     def learns(self, count: int, newest: int) -> None:
         """The peer tells of this learner's beat of that count; `newest` is the last one to all. A
         hostile learner may have told it of beats that were never sent."""
         count = min(count, newest)
         if count > self.knows:
             self.knows, self.learned_at = count, newest
+            self.answers_by = float("-inf")
 
     @property
     def heard(self) -> bool:

@@ -139,11 +139,7 @@ class Roster:
             self._graves.open(id.name)
             count = count if incarnation == id.incarnation else 0
             known = self._add(now, id, address, count)
-        known.heard_at = now
-        known.silent = False
-        # beats that it missed before they met don't make it deaf
-        known.learns(self._broadcasts[-1], self._broadcasts[-1])
-        known.deaf = False
+        known.greets(now, self._broadcasts[-1], now + self.timing.evict_after_s)
         known.address = address
         return known
 
@@ -190,7 +186,8 @@ class Roster:
             counts = [rumor.count for rumor in beat.roster if rumor.peer == self.me]
             peer.learns(max(counts, default=0), self._broadcasts[-1])
             patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)
-            peer.deaf = sum(count > peer.learned_at for count in self._broadcasts) >= patience
+            missed = sum(count > peer.learned_at for count in self._broadcasts)
+            peer.deaf = missed >= patience and now >= peer.answers_by
         return peer
 
     def broadcast(self, now: float, count: int) -> None:

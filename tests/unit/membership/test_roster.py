@@ -305,6 +305,24 @@ def test_a_new_hello_ends_deafness() -> None:
     assert roster.alive() == [B]
 
 
+def test_nobody_is_deaf_before_news_of_us_can_have_come_back() -> None:
+    """When two have met on a long way, their first beats and the news of these take a while. A peer
+    that has told of one of them, or told of none for as long as until an eviction, is judged."""
+    roster = new("b")
+    for met_at, hears in ((100, True), (200, False)):
+        roster.meet(met_at, B, "b:1")
+        for count in range(met_at, met_at + 29):
+            roster.broadcast(count, count)
+            roster.hear(count, told(count, of_us=None))
+            assert roster.alive() == [B]
+        roster.hear(met_at + 29, told(met_at + 29, of_us=met_at + 5 if hears else None))
+        assert roster.alive() == [B]
+        for count in range(met_at + 30, met_at + 30 + DEAF):
+            roster.broadcast(count, count)
+        roster.hear(met_at + 29.5 if hears else met_at + 30, told(met_at + 50, of_us=None))
+        assert known(roster).suspected
+
+
 @given(st.lists(st.integers(0, 30) | st.none(), max_size=40))
 def test_deaf_is_who_shows_no_news_of_ours(knowledge: list[int | None]) -> None:
     """Beside a twin that keeps all that the peer ever told."""

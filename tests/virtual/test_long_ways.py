@@ -1,0 +1,78 @@
+"""Learners on long ways, each message several beats on its way: whole clusters in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.engine.effects import Send
+from mend_optim.protocol.timing import Timing
+from tests.support.depth import many
+from tests.virtual.cluster import Cluster
+from tests.virtual.process import Learner
+from tests.virtual.storms import policies
+
+
+class LongWay(Cluster):
+    """Learners of equal speed. Every message takes `way_s` on its way, and up to `more_s` beyond
+    that; those of one kind from one learner to another keep their order."""
+
+    def __init__(self, n: int, seed: int, way_s: float, more_s: float = 0.0) -> None:
+        plan = policies(grace_s=10.0, timing=Timing(), sync_every=10)
+        super().__init__(n, seed, plan, loss=0.0, duplicates=0.0)
+        self.speed = dict.fromkeys(self.names, 1.0)
+        self.way_s, self.more_s = way_s, more_s
+        self.dialling: set[tuple[str, str]] = set()
+        self.last: dict[tuple[str, str, str], float] = {}
+        self.start_all()
+
+    def takes(self) -> float:
+        return self.way_s + self.more_s * self.random.random()
+
+    def hello(self, caller: Learner, callee: Learner) -> None:
+        """A connection takes a way there and back. Then there is the hello, and its answer."""
+        if (caller.name, callee.name) not in self.dialling:
+            self.dialling.add((caller.name, callee.name))
+            self.at(3 * self.takes(), self.ask, caller, callee)
+
+    def ask(self, caller: Learner, callee: Learner) -> None:
+        assert callee.engine.met(callee.now, caller.me, caller.address)
+        callee.pump()
+        self.at(self.takes(), self.answer, caller, callee)
+
+    def answer(self, caller: Learner, callee: Learner) -> None:
+        self.dialling.discard((caller.name, callee.name))
+        assert caller.engine.met(caller.now, callee.me, callee.address, callee.address)
+        if frozenset((caller.me, callee.me)) not in self.links:
+            self.links.add(frozenset((caller.me, callee.me)))
+            self.at(self.takes(), self.linked, callee.me, caller.me, True)
+            caller.linked(callee.me, True)
+
+    def send(self, sender: Learner, effect: Send) -> None:
+        if frozenset((sender.me, effect.to)) not in self.links:
+            self.fail(sender, effect)
+            return
+        way = (sender.name, effect.to.name, type(effect.message).__name__)
+        self.last[way] = max(self.now + self.takes(), self.last.get(way, 0.0))
+        self.at(self.last[way] - self.now, self.arrive, sender, effect)
+
+    def versions(self) -> list[int]:
+        states = [learner.engine.state for learner in self.learners.values()]
+        return [fragment.lineage.version for s in states for fragment in s.fragments]
+
+    def lost(self) -> list[tuple[int, int]]:
+        """The superseded and the dropped tokens of each fragment at each learner."""
+        states = [learner.engine.state for learner in self.learners.values()]
+        return [(f.superseded_tokens, f.dropped_tokens) for s in states for f in s.fragments]
+
+
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("more_s", [0.0, 1.0])
+def test_no_work_is_lost_when_learners_on_long_ways_start_together(n: int, more_s: float) -> None:
+    """When two have met, their first beats and the news of them take longer than six beats. A
+    learner that took the others for deaf meanwhile would choose among the first weights of some
+    alone, and train a model that nobody keeps."""
+    for seed in range(many(3, 20)):
+        cluster = LongWay(n, seed, 5.0, more_s)
+        cluster.run(120)
+        assert set(cluster.lost()) == {(0, 0)}
+        assert min(cluster.versions()) > 3

@@ -39,7 +39,8 @@ NUMBERS = tuple(
 
 
 class Uninterrupted:
-    """A context at whose end signals take effect that came within. Wait for nothing inside.
+    """A context at whose end signals take effect that came within. Wait for nothing inside that has
+    no end.
 
     It does nothing on other threads than the main one, where no handler is called, and nothing to
     signals that call no handler of Python's."""

@@ -402,20 +402,22 @@ class Learner:
         A second call does nothing, nor does a call in a forked child."""
         if self.inherited:
             return
-        with ExitStack() as parts, Uninterrupted(), self.mutex:
-            # A second call would take the loop away from the process's other learners.
-            if self.closer is not None:
-                return
-            self.closer = threading.get_ident()
-            # The last one first. An impatient user's Ctrl-C ends one of them, and no other.
+        # Ctrl-C waits, for 4 · CLOSE_S at most: no later call could do what it had left out.
+        with Uninterrupted(), ExitStack() as parts:
+            with self.mutex:
+                # A second call would take the loop away from the process's other learners.
+                if self.closer is not None:
+                    return
+                self.closer = threading.get_ident()
+                _say_goodbye(self, asked)
+            # The last one first.
             parts.callback(self._ended.set)
             parts.callback(open_learners.discard, self)
-            parts.callback(self.network.release)
+            parts.callback(self.network.loop.release)
             parts.callback(self._reporter.close, CLOSE_S)
             parts.callback(self.worker.join, CLOSE_S)
             parts.callback(self.network.stop)
             parts.callback(self.worker.end)
-            _say_goodbye(self, asked)
 
     def await_end(self) -> None:
         """Wait until `close`, on another thread, has ended."""

@@ -39,8 +39,8 @@ class NetworkLoop:
         self.loop.run_forever()
         self.loop.run_until_complete(asyncio.sleep(0))  # what came in the last turn begins
         if self._begun:
-            # Ctrl-C may have ended the wait for it. The poller of gRPC would wait at the end of the
-            # process, without limit, for a server whose end was cancelled.
+            # Nobody waits for it any more. The poller of gRPC would wait at the end of the process,
+            # without limit, for a server whose end was cancelled.
             self.loop.run_until_complete(asyncio.wait(set(self._begun), timeout=LEFT_S))
         # On a busy machine some streams are only being cancelled by now. If they went with the
         # loop, Python would write a traceback for each.

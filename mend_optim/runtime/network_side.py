@@ -82,15 +82,6 @@ class NetworkSide:
         if self._leaving:
             with suppress(Exception):
                 self._leaving.result(CLOSE_S)
-            self._leaving = None
-
-    def release(self) -> None:
-        """Let go of the loop, after another wait if Ctrl-C has ended that of `stop`: the loop must
-        not end before the port is free."""
-        try:
-            self.stop()
-        finally:
-            self.loop.release()
 
     def abandon(self) -> None:
         """In a forked child: never call the loop, whose thread and sockets are the parent's."""

@@ -131,8 +131,10 @@ def test_ctrl_c_while_it_waits_to_join_and_then_it_joins() -> None:
         b.close()
 
 
-@pytest.mark.parametrize("part", ["engine.leave", "network.stop", "worker.join", "_reporter.close"])
-def test_ctrl_c_ends_one_part_of_the_end_and_leaves_nothing_open(
+@pytest.mark.parametrize(
+    "part", ["engine.leave", "worker.end", "network.stop", "worker.join", "_reporter.close"]
+)
+def test_ctrl_c_ends_no_part_of_the_end_and_leaves_nothing_open(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else no call could close the learner any more: in a notebook it would hold its port, and be

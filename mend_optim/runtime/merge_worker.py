@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mend_optim.engine.effects import Done, Job
 from mend_optim.protocol.proofs import Notary
-from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.guard import LOOK_UP_S, Guard
 from mend_optim.runtime.hashers import Hashers
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.worker.anchors import Anchors
@@ -48,6 +48,7 @@ class MergeWorker:
         self.mailbox: dict[int, Correction] = {}
         self.jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._hashers = Hashers()
+        self._has_failed = False
         self.thread = threading.Thread(target=self._run, name="mend-merge", daemon=True)
 
     def start(self) -> None:
@@ -89,12 +90,11 @@ class MergeWorker:
 
         if not self.is_own_thread():
             self.jobs.put(see)
+            # The thread ends its present jobs before it ends, however long that takes. A look
+            # beside one of them could see half of a merge, which a checkpoint would keep.
             with self._guard.mutex:
-                self._guard.changed.wait_for(lambda: seen or self._guard.over)
-            if not seen:
-                # The thread ends its present jobs before it ends, however long that takes. A look
-                # beside one of them could see half of a merge, which a checkpoint would keep.
-                self.thread.join()
+                while not seen and self.thread.is_alive():
+                    self._guard.changed.wait(LOOK_UP_S)
         return seen[0] if seen else look(anchors)
 
     def abandon(self) -> None:
@@ -112,7 +112,7 @@ class MergeWorker:
         does what is left, unless it has failed: among that is what there is to tell of the end."""
         if not self.is_own_thread():
             self.thread.join(timeout_s)
-        elif self._guard.error is None:
+        elif not self._has_failed:
             while (action := self.jobs.get()) is not None:
                 action()
             self.end()
@@ -127,6 +127,7 @@ class MergeWorker:
                 action()
         except BaseException as error:
             log.exception("the merge worker failed")
+            self._has_failed = True
             self.fail(error)
         finally:
             self._hashers.end()

@@ -251,7 +251,7 @@ def test_a_look_after_the_end_waits_for_a_job_that_goes_on(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_thread_that_closes_a_learner_does_what_is_left_unless_it_has_failed(
-    fails: bool,
+    fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
@@ -263,8 +263,10 @@ def test_the_thread_that_closes_a_learner_does_what_is_left_unless_it_has_failed
 
     with working() as (worker, _):
         if fails:
-            worker._guard.end(RuntimeError("a fault"))
-        worker.put(close)
+            monkeypatch.setattr(worker, "fail", lambda _: close())  # a step has raised the error
+            worker.put(lambda: 1 // 0)
+        else:
+            worker.put(close)
         worker.thread.join(PATIENCE_S)
         assert not worker.thread.is_alive()
-    assert seen == (["closed", "told"] if fails else ["told", "closed"])
+    assert seen == (["closed"] if fails else ["told", "closed"])

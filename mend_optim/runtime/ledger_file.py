@@ -81,8 +81,8 @@ class LedgerFile:
         with self._mutex:
             self._closed = True
             self._condition.notify_all()
-        if self._lines and not self._thread:
-            self._thread = self._started()
+            if self._lines and not self._thread:
+                self._thread = self._started()
         if self._thread:
             self._thread.join(within_s)
         if self._thread and self._thread.is_alive():

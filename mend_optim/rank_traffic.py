@@ -160,10 +160,11 @@ class RankTraffic:
             learner: the lead's; None elsewhere.
         """
         self._with_all = table.staged
-        if not self._arrived and table.copy < 0 and not table.comes:
+        ready = [a for a in self._arrived if a.number < self._with_all and a.due <= step]
+        if not ready and table.copy < 0 and not table.comes:
             return
         with Uninterrupted():
-            self._add(step, learner)
+            self._add(ready, step, learner)
             if table.copy >= 0:
                 bits = table.moments
                 moments = [name for i, name in enumerate(self._moments) if bits >> i & 1]
@@ -171,9 +172,8 @@ class RankTraffic:
             if table.comes:
                 self._expect(table.comes, learner is not None)
 
-    def _add(self, step: int, learner: Learner | None) -> None:
+    def _add(self, ready: Sequence[Arrived], step: int, learner: Learner | None) -> None:
         """Add the corrections that all ranks have and that are due."""
-        ready = [a for a in self._arrived if a.number < self._with_all and a.due <= step]
         if not ready:
             return
         with self._own.watch.moving():

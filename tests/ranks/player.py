@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -38,7 +38,7 @@ from mend_optim import (
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.rank_meetings import Meetings
 from mend_optim.rank_run import RankRun
-from mend_optim.rank_traffic import RankTraffic
+from mend_optim.rank_traffic import Arrived, RankTraffic
 from mend_optim.ranks.group import _pairs
 from mend_optim.ranks.shards import Split
 from mend_optim.ranks.words import Call
@@ -502,10 +502,11 @@ def ahead(player: Player, way: str, addresses: list[str]) -> Facts:
             met.append(at[1])
         return hold(meetings, at, *args)
 
-    def watched_add(traffic: RankTraffic, step: int, learner: Learner | None) -> None:
-        there = len(traffic._arrived)
-        add(traffic, step, learner)
-        added.extend([step] * (there - len(traffic._arrived)))
+    def watched_add(
+        traffic: RankTraffic, ready: Sequence[Arrived], step: int, learner: Learner | None
+    ) -> None:
+        added.extend([step] * len(ready))
+        add(traffic, ready, step, learner)
 
     with (
         optimizer,

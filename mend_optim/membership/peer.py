@@ -44,9 +44,10 @@ class Peer:
     silent: bool = False
     #: Whether it has not heard of this learner for a while, by its own last beat.
     deaf: bool = False
-    #: Until when it is not deaf, whatever it tells: of the beats since the two met, the first may
-    #: be on its way, or the news of it. In the past once the peer has told of one of them.
-    answers_by: float = float("-inf")
+    #: Until when it is not deaf, whatever it tells: of the beats since its first hello, the first
+    #: may be on its way, or the news of it. In the past once the peer has told of one of them; None
+    #: before that hello.
+    answers_by: float | None = None
     #: The peers that it reaches, by its newest beat.
     reaches: frozenset[PeerId] = frozenset()
     #: Its newest beat; None until there is one, and again once this learner hears the peer no more
@@ -66,11 +67,13 @@ class Peer:
 
     def greets(self, now: float, newest: int, answers_by: float) -> None:
         """The peer said hello. `newest` is this learner's last beat to all: beats that the peer
-        missed before don't make it deaf."""
+        missed before don't make it deaf. It has until `answers_by` to tell of a later one, if this
+        is its first hello: else a peer that says hello again and again would never be deaf."""
         self.heard_at = now
         self.silent = self.deaf = False
         self.knows = self.learned_at = newest
-        self.answers_by = answers_by
+        if self.answers_by is None:
+            self.answers_by = answers_by
 
     def learns(self, count: int, newest: int) -> None:
         """The peer tells of this learner's beat of that count; `newest` is the last one to all. A

@@ -187,7 +187,7 @@ class Roster:
             peer.learns(max(counts, default=0), self._broadcasts[-1])
             patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)
             missed = sum(count > peer.learned_at for count in self._broadcasts)
-            peer.deaf = missed >= patience and now >= peer.answers_by
+            peer.deaf = missed >= patience and now >= (peer.answers_by or now)
         return peer
 
     def broadcast(self, now: float, count: int) -> None:

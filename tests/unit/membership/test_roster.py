@@ -308,8 +308,8 @@ def test_a_new_hello_ends_deafness() -> None:
 def test_nobody_is_deaf_before_news_of_us_can_have_come_back() -> None:
     """When two have met on a long way, their first beats and the news of these take a while. A peer
     that has told of one of them, or told of none for as long as until an eviction, is judged."""
-    roster = new("b")
     for met_at, hears in ((100, True), (200, False)):
+        roster = new("b")
         roster.meet(met_at, B, "b:1")
         for count in range(met_at, met_at + 29):
             roster.broadcast(count, count)
@@ -321,6 +321,20 @@ def test_nobody_is_deaf_before_news_of_us_can_have_come_back() -> None:
             roster.broadcast(count, count)
         roster.hear(met_at + 29.5 if hears else met_at + 30, told(met_at + 50, of_us=None))
         assert known(roster).suspected
+
+
+def test_a_peer_that_says_hello_again_and_again_may_be_deaf() -> None:
+    roster = new("b")
+    for count in range(29):
+        roster.meet(count, B, "b:1")
+        roster.broadcast(count, 1 + count)
+        roster.hear(count, told(1 + count, of_us=None))
+    assert roster.alive() == [B]
+    roster.meet(30, B, "b:1")
+    for count in range(30, 30 + DEAF):
+        roster.broadcast(count, 1 + count)
+    roster.hear(30 + DEAF, told(31 + DEAF, of_us=None))
+    assert known(roster).suspected
 
 
 @given(st.lists(st.integers(0, 30) | st.none(), max_size=40))

@@ -108,13 +108,17 @@ class NetworkLoop:
 
 
 def _tell_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Tell of an exception on the loop, unless gRPC has brought an event of a former loop.
+    if not is_late(context):
+        loop.default_exception_handler(context)
+
+
+def is_late(context: dict[str, Any]) -> bool:
+    """Whether an exception on a loop only says that gRPC has brought an event of a former loop.
 
     All loops of a process share gRPC's poller, and whichever runs hands out the events of all. A
     learner that ends may leave a call behind, whose last event finds its loop closed."""
     is_closed = str(context.get("exception")) == "Event loop is closed"
-    if not (is_closed and "PollerCompletionQueue" in repr(context.get("handle"))):
-        loop.default_exception_handler(context)
+    return is_closed and "PollerCompletionQueue" in repr(context.get("handle"))
 
 
 if hasattr(os, "register_at_fork"):

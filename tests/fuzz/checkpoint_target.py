@@ -155,8 +155,10 @@ def _nested(payload: bytes) -> Any:
 
 
 def _one_number(old: Any, payload: bytes) -> Any:
-    """The tensor with one number changed."""
+    """The tensor with one number changed; one that only says that it is huge stays as it is."""
     if not isinstance(old, Tensor) or old.numel() == 0 or len(payload) < 5:
+        return old
+    if not old.is_contiguous():
         return old
     new = old.clone()
     place = payload[0] % old.numel()

@@ -309,14 +309,20 @@ class Starting:
         return self._binding(server, address)
 
 
-@pytest.mark.usefixtures("_hasty")
-@with_files
-async def test_a_renewal_while_a_server_starts_is_not_left_for_the_next_one(folder: Folder) -> None:
+async def starting_anew(folder: Folder) -> tuple[Learner, Starting]:
+    """Learner b, whose credentials were renewed, and its server that starts with the new ones."""
     b = await folder.start("b")
     starting = Starting(b)
     folder.issue_again("b")
     await look(b)
     assert starting.begun.is_set()
+    return b, starting
+
+
+@pytest.mark.usefixtures("_hasty")
+@with_files
+async def test_a_renewal_while_a_server_starts_is_not_left_for_the_next_one(folder: Folder) -> None:
+    b, starting = await starting_anew(folder)
     new = folder.issue_again("b")
     await look(b)
     starting.may_go_on.set()
@@ -328,11 +334,7 @@ async def test_a_renewal_while_a_server_starts_is_not_left_for_the_next_one(fold
 @pytest.mark.usefixtures("_hasty")
 @with_files
 async def test_a_learner_that_leaves_while_a_server_starts_frees_its_port(folder: Folder) -> None:
-    b = await folder.start("b")
-    starting = Starting(b)
-    folder.issue_again("b")
-    await look(b)
-    assert starting.begun.is_set()
+    b, starting = await starting_anew(folder)
     stopping = asyncio.ensure_future(b.transport.stop())
     asyncio.get_running_loop().call_later(0.01, starting.may_go_on.set)
     await asyncio.wait_for(stopping, PATIENCE_S)

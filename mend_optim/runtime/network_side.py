@@ -56,7 +56,7 @@ class NetworkSide:
         self._outbox: deque[Send] = deque()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
-        #: The end of the transport, while it is waited for.
+        #: The end of the transport, once it has begun.
         self._leaving: Future[None] | None = None
         #: The numbers that the script reported last. The training thread replaces them as a whole.
         self.reported: Mapping[str, float] = {}
@@ -75,7 +75,8 @@ class NetworkSide:
 
     def leave(self) -> None:
         """Begin to send the goodbyes in the outbox, and then to close all connections."""
-        self._leaving = self.loop.begin(self.transport.stop())
+        with suppress(RuntimeError):  # the loop is gone, and all of it with the loop
+            self._leaving = self.loop.begin(self.transport.stop())
 
     def stop(self) -> None:
         """Wait until that is done, or takes too long."""

@@ -30,6 +30,7 @@ from bench.cluster import (
 )
 from bench.micro import (
     alone,
+    busy,
     checkpoint,
     codec,
     exchange,
@@ -51,6 +52,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "sync": sync.run,
     "sync250": sync.run_large,
     "step": step.run,
+    "busy": busy.run,
     "exchange": exchange.run,
     "tls": tls.run,
     "merge": merge.run,

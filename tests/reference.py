@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 Vector = Sequence[float]
@@ -234,6 +234,26 @@ def bfloat16(x: float) -> float:
     upper += lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1)
     rounded: float = struct.unpack("<f", struct.pack("<I", upper << 16))[0]
     return rounded
+
+
+def float16(x: float) -> float:
+    """Rounded to float16: to nearest, ties to even."""
+    rounded: float = struct.unpack("<e", struct.pack("<e", x))[0]
+    return rounded
+
+
+def moved(
+    weight: float,
+    step: float,
+    lost: float | None,
+    replace: bool,
+    narrowed: Callable[[float], float],
+) -> tuple[float, float | None]:
+    """A weight after a correction, and what its dtype has rounded away since. Before it, `lost` was
+    that; None: nothing is kept of it."""
+    exact = step if replace else float32(float32(weight + (lost or 0.0)) + step)
+    now = narrowed(exact)
+    return now, None if lost is None else float32(exact - now)
 
 
 def coalesced(shapes: Sequence[tuple[int, ...]], coalesce: int) -> list[tuple[int, ...]]:

@@ -4,11 +4,12 @@ Only the training thread calls these functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mend_optim.model.layout import Fragment, Layout, is_distributed
 from mend_optim.protocol.lineage import content_digest
@@ -25,14 +26,23 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def _real(parameter: Tensor) -> Tensor:
-    """This rank's part of the parameter, without autograd; a complex one as real, with a last
-    dimension of 2."""
-    plain = own_part(parameter.detach())
-    return torch.view_as_real(plain) if plain.is_complex() else plain
+    """This rank's part of the parameter; a complex one as real, with a last dimension of 2."""
+    part = own_part(parameter)
+    return torch.view_as_real(part) if part.dtype.is_complex else part
 
 
-#: Elements of a tensor, on average, below which calls take longer than one more copy.
-SMALL = 4096
+#: Elements of narrow tensors that are rounded together: few enough to stay in a cache.
+BATCH = 1 << 20
+#: The classes of tensors that have no calls of their own.
+PLAIN = {Tensor, nn.Parameter}
+
+_unflatten: Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]] = (
+    torch._utils._unflatten_dense_tensors
+)
+
+# In each call of torch other Python threads may run, and the training thread then waits for its
+# turn: up to 5 ms where one of them computes. So there are few calls for many tensors, which are
+# few launches on a GPU, too. Nothing is detached: without gradients, that is one call more.
 
 
 def narrow(tensor: Tensor) -> bool:
@@ -54,26 +64,43 @@ def gather(
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
     sources = [_real(parameters[index]) for index in fragment.tensors]
-    # One call for many tensors: so many calls, or launches, take longer than the copies.
-    if out.is_cuda and rounding is None and _are_like(out, sources):
+    together = _are_together(out, sources)
+    if together and out.is_cuda and rounding is None:
         torch.cat([source.reshape(-1) for source in sources], out=out)
         return
-    if 0 < len(out) < SMALL * len(sources) and rounding is None and _are_like(out, sources):
-        out.copy_(torch.cat([source.reshape(-1) for source in sources]))
-        return
-    for place, source in enumerate(sources):
-        here = fragment.span(place)
-        if rounding is not None and narrow(source):
-            lost = rounding[here].view(source.shape)
-            source = source.float().add_(lost.to(source.device))
-        out[here].view(source.shape).copy_(source)
+    parts = _shaped(out, sources)
+    if together:
+        torch._foreach_copy_(parts, sources)
+    else:
+        for part, source in zip(parts, sources, strict=True):
+            part.copy_(source)
+    if rounding is not None:
+        pairs = zip(parts, _shaped(rounding, sources), strict=True)
+        losses = list(compress(pairs, map(narrow, sources)))
+        if losses:
+            torch._foreach_add_([part for part, _ in losses], [lost for _, lost in losses])
 
 
-def _are_like(flat: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether there are tensors, all of the dtype of a flat one and on the same device. A rank may
-    have none of a fragment."""
-    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    return kinds == {(flat.dtype, flat.device)}
+def _are_together(flat: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether one call can copy between a flat tensor and these: all are where the flat one is, on
+    a GPU all are of its dtype, and none is of a class with calls of its own. A rank may have no
+    tensor of a fragment."""
+    devices = {tensor.device for tensor in tensors}
+    dtypes = {tensor.dtype for tensor in tensors}
+    is_alike = flat.is_cpu or dtypes == {flat.dtype}
+    return devices == {flat.device} and is_alike and _are_plain(tensors)
+
+
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    return {*map(type, tensors)} <= PLAIN
+
+
+def _shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat buffer, each in the shape of one of these tensors, which fill it."""
+    if _are_plain(like):
+        return list(_unflatten(flat, like))
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
@@ -105,26 +132,86 @@ def scatter(
         rounding: updated with what narrow parameters lose; float32, where `values` may be.
     """
     targets = [_real(parameters[index]) for index in fragment.tensors]
-    if values.is_cuda and _are_like(values, targets):
-        sources = [values[fragment.span(i)].view(t.shape) for i, t in enumerate(targets)]
-        # As in `gather`.
+    sources = _shaped(values, targets)
+    if rounding is None:
+        _move(values, targets, sources, replace)
+        return
+    narrowed = list(map(narrow, targets))
+    moves = zip(targets, sources, _shaped(rounding, targets), strict=True)
+    for batch in _batches([_Rounded(*move) for move in compress(moves, narrowed)]):
+        _move_rounded(batch, replace)
+    wide = [not is_narrow for is_narrow in narrowed]
+    _move(values, list(compress(targets, wide)), list(compress(sources, wide)), replace)
+
+
+def _move(values: Tensor, targets: list[Tensor], sources: list[Tensor], replace: bool) -> None:
+    """Overwrite each target with its source, or add the source in the wider dtype of both. The
+    sources are parts of the values."""
+    if _are_together(values, targets):
         (torch._foreach_copy_ if replace else torch._foreach_add_)(targets, sources)
         return
-    for place, target in enumerate(targets):
-        here = fragment.span(place)
-        source = values[here].view(target.shape).to(target.device)
-        if rounding is not None and narrow(target):
-            lost = rounding[here].view(target.shape)
-            exact = source
-            if not replace:
-                exact = target.float().add_(lost.to(target.device)).add_(source)
-            target.copy_(exact)
-            lost.copy_(exact - target.float())
-        elif replace:
+    for target, source in zip(targets, sources, strict=True):
+        if replace:
             target.copy_(source)
         else:
-            # torch adds in the wider of both dtypes.
-            target.add_(source)
+            target.add_(_brought(source, target.device))
+
+
+class _Rounded(NamedTuple):
+    """A narrow target, its source, and what the target's dtype has rounded away."""
+
+    target: Tensor
+    source: Tensor
+    lost: Tensor
+
+
+def _batches(moves: Sequence[_Rounded]) -> Iterator[list[_Rounded]]:
+    """Moves on one device, in order: of `BATCH` elements at most, or of one tensor."""
+    batch: list[_Rounded] = []
+    numel = 0
+    for move in moves:
+        numel += move.target.numel()
+        if batch and (numel > BATCH or move.target.device != batch[0].target.device):
+            yield batch
+            batch, numel = [], move.target.numel()
+        batch.append(move)
+    if batch:
+        yield batch
+
+
+def _brought(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def _copy(to: list[Tensor], of: list[Tensor]) -> None:
+    if _are_plain([*to, *of]):
+        torch._foreach_copy_(to, of)
+    else:
+        for target, source in zip(to, of, strict=True):
+            target.copy_(source)
+
+
+def _move_rounded(batch: Sequence[_Rounded], replace: bool) -> None:
+    """Move targets by what is exact, or to it, and keep what their dtypes round away."""
+    device = batch[0].target.device
+    targets = [move.target for move in batch]
+    sources = [_brought(move.source, device) for move in batch]
+    lost = [_brought(move.lost, device) for move in batch]
+    numel = sum(target.numel() for target in targets)
+    exact = _shaped(torch.empty(numel, dtype=torch.float32, device=device), targets)
+    if replace:
+        torch._foreach_copy_(exact, sources)
+    else:
+        _copy(exact, targets)
+        torch._foreach_add_(exact, lost)
+        torch._foreach_add_(exact, sources)
+    _copy(targets, exact)
+    _copy(lost, targets)
+    torch._foreach_sub_(exact, lost)
+    torch._foreach_copy_(lost, exact)
+    for move, there in zip(batch, lost, strict=True):
+        if there is not move.lost:
+            move.lost.copy_(there)
 
 
 #: A sketch covers at least this many elements of each tensor that has them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 SIDE = of("unit/test_side_copies")
+COPIES = of("unit/model/test_copies")
 WORKER = of("unit/runtime/test_merge_worker")
 TENSORS = "own_tensors"
 
@@ -85,8 +86,29 @@ GPU_MUTANTS = (
     mutant(
         "nothing-is-like-everything",
         "model/copies",
-        "kinds == {(flat.dtype, flat.device)}",
-        "kinds <= {(flat.dtype, flat.device)}",
+        "devices == {flat.device}",
+        "devices <= {flat.device}",
+    ),
+    mutant(
+        "a-class-with-calls-of-its-own-is-as-any",
+        "model/copies",
+        "    return {*map(type, tensors)} <= PLAIN\n",
+        "    return True\n",
+        COPIES,
+    ),
+    mutant(
+        "a-batch-loses-what-was-rounded-away",
+        "model/copies",
+        "        torch._foreach_add_(exact, lost)\n",
+        "",
+        COPIES,
+    ),
+    mutant(
+        "wide-tensors-beside-narrow-ones-stay",
+        "model/copies",
+        "    wide = [not is_narrow for is_narrow in narrowed]\n",
+        "    wide = [False for _ in narrowed]\n",
+        COPIES,
     ),
     mutant(
         "what-is-rounded-away-is-of-the-scripts-mode",

@@ -17,7 +17,7 @@ from torch.optim import Adam
 
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.model import side_copies
-from mend_optim.model.copies import Ready, _are_like, gather, scatter
+from mend_optim.model.copies import Ready, _are_together, gather, scatter
 from mend_optim.model.layout import Layout
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.own_tensors import OwnTensors
@@ -327,6 +327,6 @@ def test_a_rank_may_have_nothing_of_a_fragment(replaces: bool) -> None:
     """On a GPU many tensors are copied by one launch. There are none here."""
     fragment = Layout(["w"], [torch.ones(1)], 1).fragments[0]
     nothing = dataclasses.replace(fragment, tensors=(), shapes=(), offsets=(0,))
-    assert not _are_like(torch.empty(0), [])
+    assert not _are_together(torch.empty(0), [])
     gather(nothing, [], torch.empty(0))
     scatter(nothing, torch.empty(0), [], replaces)

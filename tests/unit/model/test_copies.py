@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mend_optim.model.copies import (
     SAMPLES,
@@ -19,6 +22,7 @@ from mend_optim.model.copies import (
     sketches,
 )
 from mend_optim.model.layout import Layout
+from tests import reference
 
 
 def layout(*tensors: Tensor, fragments: int = 1) -> Layout:
@@ -113,6 +117,66 @@ def test_fragments_cover_every_element_once(fragments: int, seed: int) -> None:
     assert sorted(everything.tolist()) == sorted(torch.cat(parameters).tolist())
 
 
+# ── few calls ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Calls(TorchFunctionMode):
+    """Counts the calls of torch, without those that only look at a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.__name__ not in ("__get__", "numel")
+        return func(*args, **kwargs or {})
+
+
+def calls(tensors: int, dtype: torch.dtype, rounding: bool) -> int:
+    """The calls of one copy and one correction of so many tensors."""
+    parameters: list[Tensor] = [nn.Parameter(torch.ones(3, 2, dtype=dtype)) for _ in range(tensors)]
+    (fragment,) = layout(*parameters).fragments
+    out = torch.zeros(fragment.numel)
+    lost = torch.zeros(fragment.numel) if rounding else None
+    with Calls() as mode:
+        gather(fragment, parameters, out, lost)
+        scatter(fragment, out, parameters, replace=False, rounding=lost)
+        scatter(fragment, out, parameters, replace=True, rounding=lost)
+    return mode.count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rounding", [False, True])
+def test_as_many_calls_copy_and_correct_few_tensors_and_many(
+    dtype: torch.dtype, rounding: bool
+) -> None:
+    """A Python thread of the user's may hold up every call."""
+    assert calls(40, dtype, rounding) == calls(3, dtype, rounding)
+
+
+class Odd(Tensor):
+    """A tensor of a class that knows no calls for many tensors."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "foreach" not in func.__name__
+        assert "unflatten" not in func.__name__
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_other_classes_are_copied_by_their_own_calls(dtype: torch.dtype) -> None:
+    odd = torch.zeros(2, 3, dtype=dtype).as_subclass(Odd)
+    parameters = [odd, torch.zeros(4, dtype=dtype)]
+    (fragment,) = layout(*parameters).fragments
+    values, lost = torch.arange(10.0), torch.zeros(10)
+    out = torch.empty(10)
+    scatter(fragment, values, parameters, replace=True, rounding=lost)
+    scatter(fragment, values, parameters, replace=False, rounding=lost)
+    gather(fragment, parameters, out, lost)
+    assert out.tolist() == [2 * x for x in values.tolist()]
+
+
 # ── rounding ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -139,6 +203,54 @@ def test_what_a_narrow_dtype_loses_is_kept_and_gathered_again() -> None:
         assert torch.equal(out, expected)
     assert parameters[0].tolist() == [1.0] * 4
     assert rounding.tolist() == [5 * 2.0**-12] * 4 + [0.0] * 3
+
+
+#: The tensors that hold no more than float32 does.
+SINGLE = sorted({*TENSORS} - {"float64", "complex128"})
+NARROWED = {torch.bfloat16: reference.bfloat16, torch.float16: reference.float16}
+
+
+@given(
+    st.lists(
+        st.sampled_from(sorted({*TENSORS} - {"float64", "complex128"})), min_size=1, max_size=6
+    ),
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 16),
+)
+def test_each_number_moves_as_its_twin_does(
+    kinds: list[str], seed: int, replace: bool, rounds: bool, batch: int
+) -> None:
+    torch.manual_seed(seed)
+    parameters = [TENSORS[kind]() for kind in kinds]
+    for fragment in layout(*parameters).fragments:
+        step, lost = torch.randn(2, fragment.numel)
+        before = numbers(parameters)
+        keeps = [rounds and t.dtype in NARROWED for t in parameters for _ in numbers([t])]
+        told = [x if keep else None for x, keep in zip(lost.tolist(), keeps, strict=True)]
+        dtypes = [t.dtype for t in parameters for _ in numbers([t])]
+        twins = [
+            reference.moved(*each, replace, NARROWED.get(dtype, reference.float32))
+            for *each, dtype in zip(before, step.tolist(), told, dtypes, strict=True)
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mend_optim.model.copies.BATCH", batch)
+            scatter(fragment, step, parameters, replace, lost if rounds else None)
+        assert numbers(parameters) == [now for now, _ in twins]
+        kept = [
+            x if left is None else left for x, (_, left) in zip(lost.tolist(), twins, strict=True)
+        ]
+        assert lost.tolist() == kept
+        out = torch.empty(fragment.numel)
+        gather(fragment, parameters, out, lost if rounds else None)
+        assert out.tolist() == [reference.float32(now + (left or 0.0)) for now, left in twins]
+
+
+def numbers(tensors: list[Tensor]) -> list[float]:
+    """All numbers of these tensors, in order."""
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in map(Tensor.detach, tensors)]
+    return [x for tensor in real for x in tensor.reshape(-1).tolist()]
 
 
 def test_a_replacement_keeps_the_rounding_of_the_new_values_alone() -> None:

@@ -102,7 +102,8 @@ class Comparison:
 
 def _period_and_late(cell: Cell) -> str:
     late = "offers late by" if runs_freely(cell.period) else "τ"
-    return f"H {cell.period}, {late} {cell.late}"
+    slow = f", the others {cell.slow} times slower" if cell.slow > 1 else ""
+    return f"H {cell.period}, {late} {cell.late}{slow}"
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
@@ -117,7 +118,8 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     found = []
     for (setting, arm, cell), own in tuned.items():
         alone = tuned.get((setting, ALONE, Cell(members=1, period=0, late=0)))
-        parallel = tuned.get((setting, PARALLEL, Cell(members=cell.members, period=0, late=0)))
+        baseline = Cell(members=cell.members, period=0, late=0, slow=cell.slow)
+        parallel = tuned.get((setting, PARALLEL, baseline))
         if arm in (ALONE, PARALLEL) or alone is None or (parallel is None and cell.members > 1):
             continue
         comparison = Comparison(

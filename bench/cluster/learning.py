@@ -25,7 +25,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,6 +93,7 @@ def plan(selection: Selection) -> list[Run]:
                     batch=batch,
                     rate=rate,
                     seed=seed,
+                    slow=cell.slow,
                 )
                 runs[run] = None
     return list(runs)
@@ -101,9 +102,9 @@ def plan(selection: Selection) -> list[Run]:
 def _arms(selection: Selection) -> Iterator[tuple[Cell, str]]:
     if ALONE in selection.arms:
         yield Cell(members=1, period=0, late=0), ALONE
-    for members in sorted({cell.members for cell in selection.cells} - {1}):
+    for members, slow in sorted({(c.members, c.slow) for c in selection.cells if c.members > 1}):
         if PARALLEL in selection.arms:
-            yield Cell(members=members, period=0, late=0), PARALLEL
+            yield Cell(members=members, period=0, late=0, slow=slow), PARALLEL
     yield from product(selection.cells, [arm for arm in selection.arms if arm in MERGING])
 
 
@@ -226,7 +227,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--late", nargs="+", type=_late, help=f"τ, steps from snapshot to adoption, or {LAST}")
     add("--cells", nargs="+", type=_cell, metavar="H:τ", help="instead of --periods and --late")
-    add("--steps", nargs="+", type=int, help="default: 800")
+    add("--slow", type=int, default=1, help="all but the first learner are so many times slower")
+    add("--steps", nargs="+", type=int, help="default: 800; of the first learner")
     add("--batches", nargs="+", type=int, help="of one learner; default: 8")
     add("--rates", nargs="+", type=float, help="default: one of each task; --full: its grid")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -253,6 +255,9 @@ def selections(arguments: argparse.Namespace) -> list[Selection]:
         chosen = cells(members, told["periods"] or [20], told["late"] or [0])
     else:
         chosen = [Cell(members=m, period=h, late=late) for m, (h, late) in product(members, pairs)]
+    if arguments.slow > 1:
+        # In lockstep the slow ones would hold up the first.
+        chosen = [replace(cell, slow=arguments.slow) for cell in chosen if runs_freely(cell.period)]
     return [
         Selection(
             tasks=(task,),

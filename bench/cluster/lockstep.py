@@ -5,7 +5,8 @@ The learners are threads of one process, on loopback. A correction is adopted ex
 after its snapshot, so the end of a run depends on its settings alone, to the bit.
 
 Where the cluster chooses H, a link has to be slow in seconds: steps take `PACE_S`, offers arrive
-`late` such steps after they do, and corrections are adopted when they come."""
+`late` such steps after they do, and corrections are adopted when they come. So it is where the
+learners differ in speed."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean as mean
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +84,8 @@ def measure(run: Run, device: str = "cpu") -> Outcome:
 
 def _by_itself(run: Run, task: Task) -> Trace:
     """One model, which takes the mean of the gradients over every member's batch; that is one batch
-    where it trains alone."""
+    where it trains alone. The batches of slower members are smaller: they see as much data as they
+    would by themselves."""
     torch.manual_seed(run.seed)
     model = task.model()
     inner = task.inner(model.parameters(), run.rate)
@@ -99,12 +102,21 @@ def _by_itself(run: Run, task: Task) -> Trace:
 
 
 def _backward(run: Run, task: Task, model: nn.Module, step: int, member: int) -> float:
-    """The gradients of a member's batch are added to the model's, divided by how many batches the
-    model takes in a step. The loss of that batch."""
+    """The gradients of a member's batch are added to the model's; in data parallel, by the batch's
+    share of all samples. The loss of that batch."""
     draws = Generator().manual_seed(1_000_003 * run.seed + 64 * step + member)
-    loss = model(*task.draw(draws, run.batch))
-    (loss / (run.members if run.arm == PARALLEL else 1)).backward()
+    size, share = _batch(run, member)
+    loss = model(*task.draw(draws, size))
+    (loss * share).backward()
     return float(loss.item())
+
+
+def _batch(run: Run, member: int) -> tuple[int, float]:
+    """The samples of a member's batch, and their share of those that the model takes in a step."""
+    if run.arm != PARALLEL:
+        return run.batch, 1.0
+    sizes = [run.cell.steps_of(i, run.batch) for i in range(run.members)]
+    return sizes[member], sizes[member] / sum(sizes)
 
 
 def _schedule(optimizer: Optimizer, steps: int) -> LambdaLR:
@@ -156,7 +168,8 @@ class _Cluster:
         for i, model in enumerate(self.models):
             self.optimizers.append(self._learner(i, model))
         self.meeting = threading.Barrier(run.members)
-        self.losses = [[0.0] * run.steps for _ in self.models]
+        self.steps = [run.cell.steps_of(i, run.steps) for i in range(run.members)]
+        self.losses = [[0.0] * steps for steps in self.steps]
         self.held_out: list[float] = []
         self.own: list[float] = []
         self.digests = [""] * run.members
@@ -211,21 +224,23 @@ class _Cluster:
 
     def _work(self, i: int) -> None:
         model, optimizer, run = self.models[i], self.optimizers[i], self.run
+        steps = self.steps[i]
         optimizer.join()
         _wait(lambda: self._has_met_all(optimizer), "the other learners")
         self.meeting.wait(LIMIT_S)
-        schedule = _schedule(optimizer, run.steps)
+        schedule = _schedule(optimizer, steps)
         if self.runs_freely:
             delay_offers(optimizer, run.late * PACE_S)
-        for step in range(run.steps):
+        pace_s = PACE_S * (run.slow if i else 1)
+        for step in range(steps):
             began = time.monotonic()
             optimizer.zero_grad()
             self.losses[i][step] = _backward(run, self.task, model, step, i)
             optimizer.step()
             schedule.step()
             if self.runs_freely:
-                time.sleep(max(0.0, began + PACE_S - time.monotonic()))
-            if step + 1 in _quarters(run.steps):
+                time.sleep(max(0.0, began + pace_s - time.monotonic()))
+            if step + 1 in _quarters(steps):
                 self._pause(i, step + 1)
         if i == 0 and run.period == AUTO:
             self.chosen = optimizer.status().sync_every
@@ -289,11 +304,12 @@ class _Cluster:
 def _together(run: Run, task: Task) -> Trace:
     cluster = _Cluster(run, task)
     cluster.train()
-    losses = [sum(step) / run.members for step in zip(*cluster.losses, strict=True)]
+    # Those of the first learner alone, if the others take fewer steps.
+    steps = zip(*cluster.losses, strict=True) if run.slow == 1 else zip(cluster.losses[0])
     return Trace(
         cluster.held_out,
         cluster.own,
-        losses,
+        [mean(losses) for losses in steps],
         cluster.digests[0],
         cluster.chosen,
         cluster.outsized,

@@ -35,11 +35,17 @@ def sync_every(period: Period) -> int | str:
 @dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
     """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
-    after it. Where learners run freely, `late` is how many steps an offer takes to arrive."""
+    after it. Where learners run freely, `late` is how many steps an offer takes to arrive. While
+    the first learner takes `slow` steps, each other one takes one."""
 
     members: int
     period: Period
     late: int
+    slow: int = 1
+
+    def steps_of(self, member: int, steps: int) -> int:
+        """The steps of a learner in the time in which the first one takes so many."""
+        return steps if member == 0 else max(1, steps // self.slow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +64,16 @@ class Run:
     batch: int
     rate: float
     seed: int
+    slow: int = 1
 
     @property
     def cell(self) -> Cell:
-        return Cell(members=self.members, period=self.period, late=self.late)
+        return Cell(members=self.members, period=self.period, late=self.late, slow=self.slow)
 
     def __str__(self) -> str:
         place = f"M {self.members}, H {self.period}, τ {self.late}, {self.steps} steps"
+        if self.slow > 1:
+            place += f", the others {self.slow} times slower"
         rest = f"batch {self.batch}, rate {self.rate:g}, seed {self.seed}"
         return f"{self.task}, {self.arm}, {place}, {rest}"
 
@@ -123,7 +132,8 @@ def _plain(value: Any) -> Any:
 def record(text: str) -> Record:
     """The record of a line."""
     told = json.loads(text)
-    run = Run(**{field.name: told[field.name] for field in fields(Run)})
+    # Older files don't know all fields.
+    run = Run(**{field.name: told[field.name] for field in fields(Run) if field.name in told})
     losses = {name: _losses(told[name]) for name in ("held_out", "own", "training")}
     later = {name: told.get(name, 0) for name in ("chosen", "outsized")}
     outcome = Outcome(**losses, digest=told["digest"], seconds=told["seconds"], **later)

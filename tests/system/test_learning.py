@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,36 @@ def test_a_fixed_period_may_run_freely(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(replace(TINY, period="5free", late=0)).chosen == 0
     with pytest.raises(SystemExit):
         parse_arguments(["--cells", "free:0"])
+
+
+def test_learners_may_differ_in_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others take half as many steps, in as much time; the curve is that of the first."""
+    monkeypatch.setattr(lockstep, "PACE_S", 0.01)
+    found = measure(replace(TINY, period="2free", late=0, slow=2))
+    assert (len(found.held_out), len(found.training)) == (4, 8)
+    assert math.isfinite(found.held_out[-1])
+
+
+def test_data_parallel_takes_as_many_samples_of_slow_members_as_they_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, small = [], TASKS["text"]()
+
+    def draw(generator: Any, batch: int) -> Any:
+        drawn.append(batch)
+        return small.draw(generator, batch)
+
+    monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
+    measure(replace(baseline(PARALLEL, 3), batch=8, slow=4, steps=1))
+    assert drawn == [8, 2, 2]
+
+
+def test_slow_learners_run_freely() -> None:
+    words = "--tasks text --members 1 2 --slow 4 --cells 20free:5 20:0 --seeds 0"
+    runs = [run for chosen in selections(parse_arguments(words.split())) for run in plan(chosen)]
+    assert {run.slow for run in runs if run.arm != ALONE} == {4}
+    assert {run.period for run in runs if run.arm == "new"} == {"20free"}
+    assert [str(run).count("4 times slower") for run in runs if run.arm == ALONE] == [0]
 
 
 def test_refused_offers_are_told() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import operator
 import statistics
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -416,6 +417,17 @@ def kept(own: Vector, mean: Vector, gain: float) -> tuple[list[float], list[floa
     """What a learner keeps of its disagreement with the mean, and what it gives up."""
     rest = [(1 - gain) * (d - m) for d, m in zip(own, mean, strict=True)]
     return rest, [d - r for d, r in zip(own, rest, strict=True)]
+
+
+def headway(work: Sequence[tuple[float, int]], present: Sequence[bool]) -> float:
+    """ρ of members with these (weight, steps): the anchor moves so much further than their mean. So
+    it goes as far as the fastest of those that were in the last round."""
+    weights, steps = [w for w, _ in work], [n for _, n in work]
+    mean = sum(map(operator.mul, weights, steps))
+    seen = [n for n, here in zip(steps, present, strict=True) if here and n] or steps
+    if mean == 0 or max(seen) <= mean:
+        return 1.0
+    return min(max(seen) / mean, 1.75, greatest_factor(weights))
 
 
 def weight_due(own: int, brought: Sequence[int]) -> float:

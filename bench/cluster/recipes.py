@@ -133,10 +133,12 @@ _factors = scale.factors
 _adopt_late = FragmentAnchor._adopt_late
 
 
-def signal_factors(members: Norms, mean: Sequence[float], w: Sequence[float]) -> list[float]:
+def signal_factors(
+    members: Norms, mean: Sequence[float], w: Sequence[float], headway: float = 1.0
+) -> list[float]:
     """1 + (f − 1) s: s is the share of ‖Δ̄‖² that is no noise, if members differ by noise alone."""
     found = []
-    for k, f in enumerate(_factors(members, mean, w)):
+    for k, f in enumerate(_factors(members, mean, w, headway)):
         squares = sum(weight * norms[k] ** 2 for weight, norms in zip(w, members, strict=True))
         noise = sum(weight**2 for weight in w)
         own = (mean[k] ** 2 - noise * squares) / (1 - noise) if noise < 1 else mean[k] ** 2
@@ -145,9 +147,12 @@ def signal_factors(members: Norms, mean: Sequence[float], w: Sequence[float]) ->
     return found
 
 
-def greatest_factors(members: Norms, mean: Sequence[float], w: Sequence[float]) -> list[float]:
+def greatest_factors(
+    members: Norms, mean: Sequence[float], w: Sequence[float], headway: float = 1.0
+) -> list[float]:
     """The bound, as if the members' steps were orthogonal."""
-    return [scale.bound(w) if any(norms[k] for norms in members) else 1.0 for k in range(len(mean))]
+    most = scale.bound(w) / headway
+    return [most if any(norms[k] for norms in members) else 1.0 for k in range(len(mean))]
 
 
 def adopt_late_by_tensor(self: FragmentAnchor, gain: float, own: Tensor, values: Tensor) -> None:
@@ -156,7 +161,8 @@ def adopt_late_by_tensor(self: FragmentAnchor, gain: float, own: Tensor, values:
     if gain == 1 or self.disagreement is None:
         return
     offsets = itertools.pairwise(self.fragment.offsets)
-    for (start, stop), f in zip(offsets, self.scale or itertools.repeat(1.0), strict=False):
+    factors = self.scale.factors or itertools.repeat(1.0)
+    for (start, stop), f in zip(offsets, factors, strict=False):
         apart = (f - 1) / (MEMBERS**0.5 - 1)
         own_gain = AGREED_GAIN + (ORTHOGONAL_GAIN - AGREED_GAIN) * apart
         rest = self.disagreement[start:stop]

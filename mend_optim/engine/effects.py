@@ -114,6 +114,8 @@ class Merge:
     offers: tuple[Offer, ...]
     #: Their weights, in the same order. Invariant: they sum to 1.
     weights: tuple[float, ...]
+    #: ρ, by how much the anchor moves further than the members have on average (`headway.py`).
+    headway: float = 1.0
     #: The moments that are due.
     moments: tuple[str, ...] = ()
     #: H, the inner steps of a round in full.

@@ -22,10 +22,11 @@ class Adoption:
 
         θ ← θ + U + D − R,    U = Θ_new − Θ_old,    D = Δ + R_old,    R = (1 − α) (D + U/f)
 
-    by the anchor's own step U in full, but only by the gain α towards the mean of the members,
-    which is −U/f for plain averaging. The rest R is the learner's *disagreement*. It stays in the
-    weights and is in no offer, so anchors don't depend on anybody's gain. Later rounds shrink it,
-    and at rest (`synchronize()`) it is given up, so that all learners end with the same weights.
+    by the anchor's own step U in full, but only by the gain α towards the mean of the members.
+    Times the headway of the round, that is −U/f for plain averaging. The rest R is the learner's
+    *disagreement*. It stays in the weights and is in no offer, so anchors don't depend on anybody's
+    gain. Later rounds shrink it, and at rest (`synchronize()`) it is given up, so that all learners
+    end with the same weights.
 
     With the gain 1, the whole correction was worse than training alone at τ near `sync_every`
     (docs/learning.md).

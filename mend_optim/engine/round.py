@@ -63,6 +63,9 @@ class Round:
         self.untold: dict[PeerId, Outsize] = {}
         #: The offers that are being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
+        #: The members of the last round that was sealed here. In the next one, others may bring the
+        #: work of several.
+        self.regulars: frozenset[PeerId] = frozenset()
         #: Names of expected learners that are not among the members of the last round.
         self.absent: tuple[str, ...] = ()
         #: Why the last round was sealed.
@@ -230,6 +233,7 @@ class Round:
         self._on("sealed")
         self.sealed_at = now
         self.outsized.clear()
+        self.regulars = frozenset(offer.peer for offer in self.members)
         self._reset()
 
     def advanced(self, now: float) -> None:

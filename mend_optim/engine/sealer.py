@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.early_offers import EarlyOffers
 from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
+from mend_optim.engine.headway import headway
 from mend_optim.engine.healing import tell_refused
 from mend_optim.engine.joint_offers import flaw_of_joint, may_take
 from mend_optim.engine.mode import Mode
@@ -240,11 +241,13 @@ class Sealer:
         offers = round.close(view.now, view.expected, reason, state.policies.limits.learners)
         entries = self._weighed(round.fragment, offers, lineage)
         outsized = {i: round.outsized.get(offer.peer) for i, offer in enumerate(offers)}
+        shares = tuple(weights(state.policies.weighting, entries))
         merge = Merge(
             fragment=round.fragment,
             base=lineage,
             offers=offers,
-            weights=tuple(weights(state.policies.weighting, entries)),
+            weights=shares,
+            headway=headway(entries, shares, round.regulars),
             moments=state.moments_due(round.fragment, lineage.version + 1),
             period=state.schedule.sync_every,
             # At rest there may be no later round to take along what this one loses.

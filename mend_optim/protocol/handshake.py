@@ -28,7 +28,8 @@ from mend_optim.protocol.lineage import PeerId
 #: - 7: no learner seals more than its share, so others seal some fragments
 #: - 8: learners of a zone pass one another's offers on; an offer of nothing counts on the sealer's
 #:   anchor alone
-PROTOCOL = 8
+#: - 9: seals and anchors have the headway of rounds whose members differ in speed
+PROTOCOL = 9
 
 #: A value that no learner has. A hello with it only asks for the learner's own.
 NO_VALUE = "?"

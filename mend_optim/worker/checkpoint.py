@@ -32,6 +32,7 @@ from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import SIZES
 from mend_optim.worker.correction import BufferCorrection, Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
+from mend_optim.worker.scale import HEADWAY
 from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
 
 FORMAT = 1
@@ -49,7 +50,7 @@ TENSORS = (
     "disagreement",
 )
 #: The names of tensors of one element.
-NUMBERS = (VELOCITY_RATE,)
+NUMBERS = (VELOCITY_RATE, HEADWAY)
 #: The name of the factors of the last round, one for each of the fragment's tensors: see `scale`.
 FACTORS = "scale"
 #: The names of tensors of any size: codecs' memories, and the sizes of offers.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
@@ -42,7 +41,17 @@ from mend_optim.worker.outer import (
     offered,
     with_rest,
 )
-from mend_optim.worker.scale import Scaled, bound, read_scale, scale_packet, unscaled
+from mend_optim.worker.scale import (
+    PLAIN,
+    Scale,
+    Scaled,
+    bound,
+    kept_scale,
+    read_scale,
+    scale_packet,
+    scale_tensors,
+    unscaled,
+)
 from mend_optim.worker.seal_payload import SealPayload
 from mend_optim.worker.velocity import Velocity
 
@@ -91,8 +100,8 @@ class FragmentAnchor:
         self.share = 1.0
         #: The disagreement R with former means, in the weights and in no offer; None is 0.
         self.disagreement: Tensor | None = None
-        #: The factors of the last round, by tensor; empty: they are 1, or not known.
-        self.scale: list[float] = []
+        #: By what the mean of the last round was multiplied, as far as is known.
+        self.scale = PLAIN
         #: The sizes of the offers that led to the anchor.
         self.sizes = SizeHistory()
         #: Keeps the residual of this learner's own offers.
@@ -136,13 +145,15 @@ class FragmentAnchor:
         scratch = self.buffers.take(self.theta.numel())
         offers, weights = job.offers, job.weights
         with blamed_on_peer():
-            merged = self.payload.merge(offers, weights, scratch, job.flush)
+            merged = self.payload.merge(offers, weights, scratch, job.flush, headway=job.headway)
             judged = self.sizes.judge(self.guard, sizes_of(offers, merged.rms))
             if refused := refused_in(judged):
                 return Done(outsized=refused)
             if any(found.factor < 1 for found in judged):
                 offers = self.payload.clipped(offers, [found.factor for found in judged])
-                merged = self.payload.merge(offers, weights, scratch, job.flush, relay=False)
+                merged = self.payload.merge(
+                    offers, weights, scratch, job.flush, headway=job.headway, relay=False
+                )
             rates = self.velocity.rates(offers, weights, job.period)
             self._require_finite({**merged.sections, **rates}, merged.most, weights)
             means = self.means.average(offers, job.moments)
@@ -157,8 +168,7 @@ class FragmentAnchor:
         greatest magnitude in the delta."""
         factor = 1.0
         if SCALE in sections:
-            limit = bound(weights)
-            factor = max(read_scale(sections[SCALE], len(self.fragment.shapes), limit))
+            factor = read_scale(sections[SCALE], len(self.fragment.shapes), bound(weights)).most
         rate = self.velocity.round_rate(sections)
         self.velocity.reach(rate, self.theta, factor * most)
 
@@ -172,18 +182,17 @@ class FragmentAnchor:
             if not job.sealed_here:
                 self.means.check(seal.sections)
             merged, most = self.payload.merged(seal, job.sealed_here, scratch)
-            factors = self.payload.factors(seal)
+            scale = self.payload.scale(seal)
             rate = self.velocity.round_rate(seal.sections)
-            length = max(factors, default=1.0) * most
-            reach = self.velocity.reach(rate, self.theta, length)
+            reach = self.velocity.reach(rate, self.theta, scale.most * most)
             read_sizes(seal)
         self.sizes.merged(seal)
         if job.sealed_here:
             self.payload.commit()
         if job.sealed_by_predecessor:
             self.payload.drop()
-        self.scale = factors
-        step = Scaled(merged, factors, self.fragment.offsets) if factors else merged
+        self.scale = scale
+        step = merged if scale == PLAIN else Scaled(merged, scale, self.fragment.offsets)
         leaving = self._leaving(job.forget, job.merged_own_offer)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
@@ -244,7 +253,7 @@ class FragmentAnchor:
         self.theta.copy_(weights)
         if self.disagreement is not None:
             self.theta.add_(self.disagreement)
-        self.scale = []
+        self.scale = PLAIN
         self._drop_offer()
         self.payload.drop()
         # Both belong to rounds from before this learner was alone.
@@ -296,15 +305,15 @@ class FragmentAnchor:
         total = self._copy(own) if held is None else held.add_(own)
         if gain < 1:
             out = self.buffers.take(values.numel())
-            mean_step = unscaled(values, self.scale, self.fragment.offsets, out)
+            mean_step = unscaled(values, self.scale.factors, self.fragment.offsets, out)
             self.disagreement = disagreement(total, mean_step, gain)
             total.sub_(self.disagreement)
         values.add_(total)
 
-    def _scale_of(self, state: State) -> list[float]:
-        """The factors of the round that made a whole anchor. Raises `PeerError`."""
+    def _scale_of(self, state: State) -> Scale:
+        """The scale of the round that made a whole anchor. Raises `PeerError`."""
         if SCALE not in state.sections:
-            return []
+            return PLAIN
         return read_scale(state.sections[SCALE], len(self.fragment.shapes), MOST)
 
     def begin_anew(self, weights: Tensor, keeps_offer: bool) -> None:
@@ -352,7 +361,7 @@ class FragmentAnchor:
         velocity = {name: raw(self._copy(held)) for name, held in self.velocity.held().items()}
         sections = {"anchor": raw(self.copy()), **velocity, **self.means.export()}
         sections |= self.sizes.export()
-        if self.scale:
+        if self.scale != PLAIN:
             sections[SCALE] = scale_packet(self.scale)
         parts = (sections[name].data for name in sorted(sections))
         return Done(sections=sections, digest=self.hashing.short(*parts))
@@ -364,7 +373,7 @@ class FragmentAnchor:
             **self.velocity.held(),
             "delta": self.progress,
             "disagreement": self.disagreement,
-            "scale": torch.tensor(self.scale, dtype=torch.float32) if self.scale else None,
+            **scale_tensors(self.scale),
             SIZES: self.sizes.save(),
         }
         returned = self.payload.feedback.held() if self.payload.feedback else {}
@@ -383,7 +392,7 @@ class FragmentAnchor:
         self.progress = self._copy(tensors["delta"]) if "delta" in tensors else None
         held = tensors.get("disagreement")
         self.disagreement = None if held is None else self._copy(held)
-        self.scale = tensors["scale"].tolist() if "scale" in tensors else []
+        self.scale = kept_scale(tensors)
         self.sizes.load(tensors.get(SIZES))
         self.feedback.restore(tensors)
         self.means.load(tensors)

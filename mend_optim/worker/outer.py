@@ -211,7 +211,7 @@ def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:
 
     Args:
         own: D, the progress that was merged and the former disagreement.
-        mean_step: M, the step of the anchor by the plain mean; −Δ̄ for plain averaging.
+        mean_step: M, the step of the anchor by the mean without f; −ρ Δ̄ for plain averaging.
         gain: α, in (0, 1).
     """
     return mean_step.add_(own).mul_(1 - gain)

@@ -4,18 +4,20 @@ The mean of deltas in different directions is shorter than the deltas are: of M 
 √M times. Training then stands still where learners disagree. So each tensor of the mean is scaled
 back to the mean length of the members' deltas:
 
-    f = clamp(Σ wᵢ ‖Δᵢ‖ / ‖Σ wᵢ Δᵢ‖, 1, 1/√Σ wᵢ²)
+    f = clamp(Σ wᵢ ‖Δᵢ‖ / ‖Σ wᵢ Δᵢ‖, 1, 1/(ρ √Σ wᵢ²)),        Θ ← Θ − ρ f Σ wᵢ Δᵢ
 
-Members that agree, and a single member, have f = 1. The upper bound is the f of orthogonal members
-of equal length: no member can make a step longer than that, whatever it offers. A norm is a sum
-whose last bits depend on the hardware. So the sealer computes f, and the seal carries it."""
+Members that agree, and a single member, have f = 1. ρ is the round's headway: 1 for members of
+equal speed (`engine/headway.py`). The bound of ρ f is the f of orthogonal members of equal length:
+no member can make a step longer than that, whatever it offers. A norm is a sum whose last bits
+depend on the hardware. So the sealer computes f, and the seal carries it, and ρ."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +29,31 @@ from mend_optim.worker.merge import FINE, blocks
 
 #: Relative slack of the upper bound, because f travels as float32.
 SLACK = 1e-6
+#: The name of ρ in a checkpoint.
+HEADWAY = "headway"
 #: Relative error of a norm: where f exceeds 1 by less, members agree.
 NOISE = 1e-5
+
+
+class Scale(NamedTuple):
+    """By what the mean of a round is multiplied: ρ f."""
+
+    #: f of every tensor; empty: all are 1.
+    factors: tuple[float, ...] = ()
+    headway: float = 1.0
+
+    @property
+    def most(self) -> float:
+        """The greatest ρ f."""
+        return self.headway * max(self.factors, default=1.0)
+
+    def products(self) -> list[float]:
+        """ρ f of every tensor."""
+        return [self.headway * f for f in self.factors]
+
+
+#: The scale of a plain mean.
+PLAIN = Scale()
 
 
 class Lengths:
@@ -69,7 +94,10 @@ def rms_of(norms: Sequence[float], numel: int) -> float:
 
 
 def factors(
-    members: Sequence[Sequence[float]], mean: Sequence[float], w: Sequence[float]
+    members: Sequence[Sequence[float]],
+    mean: Sequence[float],
+    w: Sequence[float],
+    headway: float = 1.0,
 ) -> list[float]:
     """f of every tensor; 1 where the mean is zero, or a norm is not finite.
 
@@ -77,8 +105,9 @@ def factors(
         members: ‖Δᵢ‖ of every tensor, for each member.
         mean: ‖Σ wᵢ Δᵢ‖ of every tensor.
         w: the members' weights; they sum to 1.
+        headway: ρ, at most `bound(w)`.
     """
-    most = bound(w)
+    most = bound(w) / headway
     found = []
     for k, length in enumerate(mean):
         f = sum(weight * norms[k] for weight, norms in zip(w, members, strict=True)) / (length or 1)
@@ -88,7 +117,7 @@ def factors(
 
 
 def bound(w: Sequence[float]) -> float:
-    """1/√Σ wᵢ²: the greatest f of members with these weights. Raises `PeerError` if that is not
+    """1/√Σ wᵢ²: the greatest ρ f of members with these weights. Raises `PeerError` if that is not
     finite."""
     squares = sum(weight**2 for weight in w)
     if not squares:
@@ -100,40 +129,64 @@ def bound(w: Sequence[float]) -> float:
 
 def scale_nbytes(tensors: int) -> int:
     """The size of the section, in bytes."""
-    return 4 * tensors
+    return 4 * (tensors + 1)
 
 
-def scale_packet(found: Sequence[float]) -> Packet:
-    """The factors on the wire: one float32 for each tensor."""
-    return raw(torch.tensor(found, dtype=torch.float32))
-
-
-def read_scale(packet: Packet, tensors: int, most: float) -> list[float]:
-    """The factors of a received packet. Raises `PeerError` unless there is one for each tensor,
-    from 1 to `most`."""
-    if packet.codec != RAW or packet.numel != tensors or packet.nbytes != 4 * tensors:
-        raise PeerError(f"Scale of the mean is not one float32 for each of {tensors} tensors")
-    most *= 1 + SLACK
-    found = [float(f) for f in view(packet.data, torch.float32)]
-    for f in found:
-        if not 1 <= f <= most:
-            raise PeerError(f"Scale of the mean is {f}; it must be in [1, {most:.6g}]")
+def scale_tensors(scale: Scale) -> dict[str, Tensor]:
+    """A scale in a checkpoint, by the tensors' names."""
+    if scale == PLAIN:
+        return {}
+    found = {"scale": torch.tensor(scale.factors, dtype=torch.float32)}
+    if scale.headway != 1:
+        found[HEADWAY] = torch.tensor([scale.headway], dtype=torch.float32)
     return found
 
 
+def kept_scale(tensors: Mapping[str, Tensor]) -> Scale:
+    """The inverse of `scale_tensors`."""
+    if "scale" not in tensors:
+        return PLAIN
+    headway = float(tensors[HEADWAY]) if HEADWAY in tensors else 1.0
+    return Scale(tuple(tensors["scale"].tolist()), headway)
+
+
+def scale_packet(scale: Scale) -> Packet:
+    """A scale on the wire: f of each tensor and ρ, in float32."""
+    return raw(torch.tensor([*scale.factors, scale.headway], dtype=torch.float32))
+
+
+def read_scale(packet: Packet, tensors: int, most: float) -> Scale:
+    """The scale of a received packet. Raises `PeerError` unless it has ρ and one f for each tensor,
+    none is below 1, and no ρ f is above `most`."""
+    numel = tensors + 1
+    if packet.codec != RAW or packet.numel != numel or packet.nbytes != scale_nbytes(tensors):
+        raise PeerError(
+            f"Scale of the mean is not {numel} float32: one for each of {tensors} tensors, and "
+            f"the headway"
+        )
+    *found, headway = view(packet.data, torch.float32).tolist()
+    scale = Scale(tuple(found), headway)
+    if not (all(f >= 1 for f in (*found, headway)) and scale.most <= most * (1 + SLACK)):
+        raise PeerError(
+            f"Scale of the mean is {min(found):.6g} to {max(found):.6g}, times {headway:.6g}; it "
+            f"must be in [1, {most:.6g}]"
+        )
+    return scale
+
+
 class Scaled:
-    """f Δ̄, made block by block where it is read. Every product is rounded once, so learners on
+    """ρ f Δ̄, made block by block where it is read. Every product is rounded once, so learners on
     different hardware get the same bits.
 
     Args:
         mean: Δ̄; not changed.
-        found: f of every tensor.
+        scale: of the round.
         offsets: the bounds of the tensors.
     """
 
-    def __init__(self, mean: Tensor, found: Sequence[float], offsets: Sequence[int]) -> None:
+    def __init__(self, mean: Tensor, scale: Scale, offsets: Sequence[int]) -> None:
         self._mean = mean
-        self._found = found
+        self._found = scale.products()
         self._offsets = offsets
         self._block = torch.empty(0, dtype=torch.float32)
 
@@ -154,7 +207,7 @@ class Scaled:
 
 
 def unscaled(step: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:
-    """A step by the scaled mean as a step by the plain mean, in `out`. No factors: they are 1."""
+    """A step by the scaled mean as one by ρ times the mean, in `out`. No factors: they are 1."""
     out.copy_(step)
     for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=False):
         if f != 1:

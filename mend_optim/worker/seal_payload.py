@@ -3,8 +3,8 @@ encoded once more if the codec says so. The sections of a seal are either
 
     "merged"        the merged delta, as one packet, or
     "0", "1", …     the packets of the members with these numbers, as they came (linear merges only)
-    "scale"         beside either of them, the factor of each tensor of the mean (`scale.py`);
-                    without it, all factors are 1
+    "scale"         beside either of them, the factor of each tensor of the mean, and the headway
+                    (`scale.py`); without it, all are 1
     "rate"          beside either of them, the inner learning rates of the round (`round_rate.py`),
                     if the outer optimizer needs them
     "sizes"         beside either of them, the sizes of the offers (`offer_sizes.py`)
@@ -55,7 +55,7 @@ from mend_optim.worker.hashing import Hashing
 from mend_optim.worker.joint import Held, read_norms
 from mend_optim.worker.measures import Measures
 from mend_optim.worker.outer import largest
-from mend_optim.worker.scale import rms_of
+from mend_optim.worker.scale import PLAIN, Scale, rms_of
 
 #: The largest number of packets in one seal.
 RELAYED = 128
@@ -141,6 +141,7 @@ class SealPayload:
         scratch: Tensor,
         flush: bool = False,
         *,
+        headway: float = 1.0,
         relay: bool = True,
     ) -> Merged:
         """Merge offers, and measure them.
@@ -150,6 +151,7 @@ class SealPayload:
             weights: one for each member.
             scratch: memory for the merged delta, flat float32.
             flush: as in `Merge`.
+            headway: as in `Merge`.
             relay: whether the members' packets may come back.
 
         Raises:
@@ -170,7 +172,7 @@ class SealPayload:
             raise PeerError("Merged delta is not finite")
         lengths = self._lengths(offers, held, found)
         rms = {i: rms_of(norms, self.fragment.numel) for i, norms in lengths.items()}
-        beside = self._scale(lengths, weights, found) if scales else {}
+        beside = self._scale(lengths, weights, found, headway) if scales else {}
         if relays:
             self._measured = merged, found.most
             return Merged({**packets, **beside}, merged, rms, found.most)
@@ -244,12 +246,18 @@ class SealPayload:
         return dict(sorted(lengths.items()))
 
     def _scale(
-        self, lengths: Mapping[int, Sequence[float]], weights: Sequence[float], measured: Measures
+        self,
+        lengths: Mapping[int, Sequence[float]],
+        weights: Sequence[float],
+        measured: Measures,
+        headway: float,
     ) -> Sections:
         """The section that scales the mean of deltas of these norms; none if nothing is scaled."""
         w = [weights[i] for i in lengths]
-        found = scale.factors(list(lengths.values()), measured.mean.norms(), w)
-        return {SCALE: scale.scale_packet(found)} if any(f != 1 for f in found) else {}
+        found = scale.factors(list(lengths.values()), measured.mean.norms(), w, headway)
+        if headway == 1 and all(f == 1 for f in found):
+            return {}
+        return {SCALE: scale.scale_packet(Scale(tuple(found), headway))}
 
     def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> tuple[Tensor, float]:
         """The merged delta of a seal, not scaled yet, in `scratch`, in memory of its own, or in the
@@ -290,14 +298,14 @@ class SealPayload:
             raise PeerError("Merged delta is not finite")
         return delta, most
 
-    def factors(self, seal: Seal) -> list[float]:
-        """The factor of each tensor of the merged delta; empty: all are 1.
+    def scale(self, seal: Seal) -> Scale:
+        """By what each tensor of the merged delta is multiplied.
 
         Raises:
             PeerError: the scale is damaged, or out of its bounds.
         """
         if SCALE not in seal.sections:
-            return []
+            return PLAIN
         w = [
             weight for weight, entry in zip(seal.weights, seal.members, strict=True) if entry.steps
         ]

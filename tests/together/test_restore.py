@@ -37,8 +37,9 @@ from tests.support.learners import (
 
 # the gradients of the learner of that name
 PULL = {"a": 1.0, "b": 2.0, "c": 4.0, "x": 8.0, "y": 16.0, "z": 32.0}
-FREE: dict[str, Any] = {"sync_every": 4}  # a learner that has taken four steps calls the others
-STILL: dict[str, Any] = {"sync_every": 1000}  # nothing is merged but by `settle`
+# The plain mean, as the anchor then tells the work in it whatever steps each learner has taken.
+FREE: dict[str, Any] = {"merge": "mean", "sync_every": 4}  # after four steps it calls the others
+STILL: dict[str, Any] = {"merge": "mean", "sync_every": 1000}  # only `settle` merges
 VICTIMS = [0, 1, 2]  # it may be the sealer, or the peer that the others dialled
 
 

@@ -107,6 +107,23 @@ def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_tha
     assert merge.weights == (0.25, 0.75)
 
 
+@pytest.mark.parametrize(("fast", "headway"), [(PEER, 12 / 8.8), (THIRD, 1.0)])
+def test_the_anchor_goes_as_far_as_the_fastest_member_of_the_last_round(
+    fast: PeerId, headway: float
+) -> None:
+    """By 12 steps over the mean of 4, 4 and 12, weighed by tokens. THIRD was not in the last round,
+    so its steps may be those of several."""
+    engine = sealer(PEER, THIRD, quorum=3)
+    engine.engine.state.rounds[0].regulars = frozenset({ME, PEER})
+    engine.offer()
+    for peer in (PEER, THIRD):
+        admit(engine, offer_of(peer, 1, 12 if peer == fast else 4))
+    merge = engine.merge()
+    assert merge.headway == pytest.approx(headway)
+    engine.done(merge)
+    assert engine.engine.state.rounds[0].regulars == {ME, PEER, THIRD}
+
+
 @pytest.mark.parametrize(("steps", "weights"), [(4, (1.0, 0.0)), (0, (0.5, 0.5))])
 def test_who_brings_nothing_weighs_where_everybody_closes(
     steps: int, weights: tuple[float, float]

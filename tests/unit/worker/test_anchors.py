@@ -402,7 +402,7 @@ def test_a_member_is_drawn_to_the_mean_itself_and_goes_the_anchors_step_in_full(
 def test_a_seal_with_a_scale_out_of_its_bounds_changes_nothing() -> None:
     a, b = across(2.0, 2.0)
     seal = b.seal(a.offer(), b.offer())
-    sections = {**seal.sections, "scale": raw(vector(1.5, 1.0))}
+    sections = {**seal.sections, "scale": raw(vector(1.5, 1.0, 1.0))}
     forged = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
     assert "it must be in [1, 1.41421]" in a.receive(forged).fault
     assert not a.theta.any()

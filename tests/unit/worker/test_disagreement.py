@@ -293,6 +293,25 @@ def test_a_late_member_goes_by_its_gain_towards_the_mean_and_keeps_the_rest() ->
     assert (a.fragment.theta.unique().item(), b.fragment.disagreement) == (-4.0, None)
 
 
+@pytest.mark.parametrize("pulls", [False, True])
+def test_a_late_member_disagrees_with_the_mean_times_the_headway(pulls: bool) -> None:
+    """The anchor moves by ρ = 1.25 times the mean of 8 and 2. So the fast member is ahead of it by
+    8 − 6.25, not by 8 − 5; also if it takes the whole anchor."""
+    a, b = (Learner(name, CODECS["none"], scheme="norm_preserving") for name in "ab")
+    a.train(vector(8.0))
+    b.train(vector(2.0))
+    job = Merge(fragment=0, base=BASE, offers=(a.offer(), b.offer()), weights=(0.5, 0.5))
+    seal = b.seal_from(replace(job, headway=1.25))
+    b.adopt(seal, merged=True)
+    if pulls:
+        a.pull(b, merged=True, gain=0.25)
+    else:
+        a.adopt(seal, merged=True, gain=0.25)
+    assert a.fragment.theta.unique().item() == -6.25
+    assert a.disagreement.unique().item() == 0.75 * (8 - 6.25)
+    a.check()
+
+
 def test_the_next_round_draws_the_rest_of_the_disagreement_too() -> None:
     """D = Δ + R = 8 − 1.5, and the mean is 6."""
     a, b = late(0.25)

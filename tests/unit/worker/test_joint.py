@@ -65,7 +65,7 @@ def merged(offers: Sequence[Offer], weighting: str) -> tuple[Tensor, dict[int, f
     found = payload.merge(offers, w, torch.empty(FRAGMENT.numel))
     scale = [1.0] * len(SHAPES)
     if SCALE in found.sections:
-        scale = read_scale(found.sections[SCALE], len(SHAPES), float("inf"))
+        scale = read_scale(found.sections[SCALE], len(SHAPES), float("inf")).products()
     return found.delta.clone(), found.rms, scale
 
 

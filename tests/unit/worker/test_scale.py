@@ -16,13 +16,18 @@ from mend_optim.codecs.registry import encode_packet, find_codec
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Packet
 from mend_optim.worker.scale import (
+    PLAIN,
     SLACK,
     Lengths,
+    Scale,
     Scaled,
     bound,
     factors,
+    kept_scale,
     read_scale,
     scale_packet,
+    scale_tensors,
+    unscaled,
 )
 from tests import reference
 from tests.support.strategies import contributions, vectors
@@ -36,10 +41,13 @@ def lengths_of(values: Tensor, offsets: list[int]) -> list[float]:
     return lengths.norms()
 
 
-def factors_of(deltas: list[Tensor], w: list[float], offsets: list[int]) -> list[float]:
+def factors_of(
+    deltas: list[Tensor], w: list[float], offsets: list[int], headway: float = 1.0
+) -> list[float]:
     """The factors as the sealer computes them."""
     mean = torch.stack([weight * delta for weight, delta in zip(w, deltas, strict=True)]).sum(0)
-    return factors([lengths_of(delta, offsets) for delta in deltas], lengths_of(mean, offsets), w)
+    lengths = [lengths_of(delta, offsets) for delta in deltas]
+    return factors(lengths, lengths_of(mean, offsets), w, headway)
 
 
 # Lengths
@@ -80,11 +88,17 @@ def test_the_factor_is_the_twins(drawn: tuple[list[Tensor], list[float]]) -> Non
         assert found == pytest.approx(reference.factor([d.tolist() for d in deltas], w), rel=1e-3)
 
 
-@given(contributions())
-def test_a_factor_is_from_one_to_its_bound(drawn: tuple[list[Tensor], list[float]]) -> None:
+@given(contributions(), st.floats(0, 1))
+def test_a_factor_is_from_one_to_its_bound(
+    drawn: tuple[list[Tensor], list[float]], part: float
+) -> None:
+    """Times the headway, which leaves less room for it."""
     deltas, w = drawn
-    (found,) = factors_of(deltas, w, [0, deltas[0].numel()])
-    assert 1 <= found <= bound(w)
+    headway = 1 + part * (bound(w) - 1)
+    (found,) = factors_of(deltas, w, [0, deltas[0].numel()], headway)
+    (without,) = factors_of(deltas, w, [0, deltas[0].numel()])
+    assert 1 <= found <= bound(w) / headway
+    assert found == pytest.approx(min(without, bound(w) / headway))
     assert bound(w) == pytest.approx(reference.greatest_factor(w))
 
 
@@ -134,34 +148,54 @@ def test_a_mean_of_zero_is_not_scaled() -> None:
 def test_the_scale_comes_back_as_it_was_sent(drawn: tuple[list[Tensor], list[float]]) -> None:
     """Also at its bound, which float32 may round up."""
     _, w = drawn
-    sent = [1.0, bound(w), (1 + bound(w)) / 2]
-    assert read_scale(scale_packet(sent), 3, bound(w)) == pytest.approx(sent, rel=1e-6)
+    sent = Scale((1.0, math.sqrt(bound(w)), (1 + math.sqrt(bound(w))) / 2), math.sqrt(bound(w)))
+    found = read_scale(scale_packet(sent), 3, bound(w))
+    assert found.factors == pytest.approx(sent.factors, rel=1e-6)
+    assert found.headway == pytest.approx(sent.headway, rel=1e-6)
 
 
-OTHER_CODEC = Packet(PACKED, 2, raw(torch.ones(2)).data)
+@given(st.lists(st.floats(1, 9, width=32), min_size=1), st.floats(1, 9, width=32))
+def test_a_checkpoint_keeps_a_scale(factors: list[float], headway: float) -> None:
+    scale = Scale(tuple(factors), headway)
+    tensors = scale_tensors(scale)
+    assert kept_scale(tensors) == scale
+    assert ("headway" in tensors) is (headway != 1), "as in older checkpoints"
+    assert kept_scale(scale_tensors(PLAIN)) == PLAIN
 
+
+def packet(*values: float, headway: float = 1.0) -> Packet:
+    return scale_packet(Scale(values, headway))
+
+
+OTHER_CODEC = Packet(PACKED, 3, raw(torch.ones(3)).data)
+
+NUMBERS = "not 3 float32: one for each of 2 tensors, and the headway"
+BOUNDS = r"it must be in \[1, 1.41421\]"
 BAD_SCALES = {
-    "too few": (scale_packet([1.0]), "not one float32 for each of 2 tensors"),
-    "too many": (scale_packet([1.0] * 3), "not one float32 for each of 2 tensors"),
-    "cut off": (Packet(RAW, 2, raw(torch.ones(2)).data[:6]), "not one float32"),
-    "another codec": (OTHER_CODEC, "not one float32 for each of 2 tensors"),
-    "not a number": (scale_packet([1.0, math.nan]), r"is nan; it must be in \[1, 1.41421\]"),
-    "infinite": (scale_packet([1.0, math.inf]), r"is inf; it must be in \[1, 1.41421\]"),
-    "below one": (scale_packet([1.0, 0.999]), r"it must be in \[1, 1.41421\]"),
-    "negative": (scale_packet([-1.0, 1.0]), r"is -1.0; it must be in \[1, 1.41421\]"),
-    "above the bound": (
-        scale_packet([1.0, bound(HALVES) * (1 + 4 * SLACK)]),
-        r"it must be in \[1, 1.41421\]",
-    ),
+    "too few": (packet(1.0), NUMBERS),
+    "without headway": (raw(torch.ones(2)), NUMBERS),
+    "too many": (packet(1.0, 1.0, 1.0), NUMBERS),
+    "cut off": (Packet(RAW, 3, raw(torch.ones(3)).data[:10]), NUMBERS),
+    "another codec": (OTHER_CODEC, NUMBERS),
+    "not a number": (packet(1.0, math.nan), BOUNDS),
+    "infinite": (packet(1.0, math.inf), BOUNDS),
+    "below one": (packet(1.0, 0.999), r"is 0.999 to 1, times 1; it must be in \[1, 1.41421\]"),
+    "negative": (packet(-1.0, 1.0), r"is -1 to 1, times 1; it must be in \[1, 1.41421\]"),
+    "above the bound": (packet(1.0, bound(HALVES) * (1 + 4 * SLACK)), BOUNDS),
+    "above the bound with its headway": (packet(1.0, 1.2, headway=1.2), BOUNDS),
+    "a headway below one": (packet(1.0, 1.2, headway=0.999), BOUNDS),
+    "a headway that is not a number": (packet(1.0, 1.2, headway=math.nan), BOUNDS),
+    "an infinite headway": (packet(1.0, 1.2, headway=math.inf), BOUNDS),
 }
 
 
 @pytest.mark.parametrize("what", BAD_SCALES)
 def test_a_bad_scale_is_refused(what: str) -> None:
-    packet, fault = BAD_SCALES[what]
-    assert read_scale(scale_packet([1.0, 1.25]), 2, bound(HALVES)) == [1.0, 1.25]
+    bad, fault = BAD_SCALES[what]
+    good = packet(1.0, 1.25, headway=1.125)
+    assert read_scale(good, 2, bound(HALVES)) == Scale((1.0, 1.25), 1.125)
     with pytest.raises(PeerError, match=fault):
-        read_scale(packet, 2, bound(HALVES))
+        read_scale(bad, 2, bound(HALVES))
 
 
 @pytest.mark.parametrize("w", [[], [0.0, 0.0], [1e-300, 0.0]])
@@ -172,23 +206,30 @@ def test_weights_of_nothing_scale_no_mean(w: list[float]) -> None:
 
 
 def test_an_encoded_scale_is_refused() -> None:
-    packet, _ = encode_packet(find_codec("int8"), torch.ones(4096), ((4096,),))
-    with pytest.raises(PeerError, match="not one float32 for each of 4096 tensors"):
-        read_scale(packet, 4096, bound(HALVES))
+    encoded, _ = encode_packet(find_codec("int8"), torch.ones(4097), ((4097,),))
+    with pytest.raises(PeerError, match="not 4097 float32: one for each of 4096 tensors"):
+        read_scale(encoded, 4096, bound(HALVES))
 
 
 # Scaling
 
 
-@given(vectors(1, 9), st.lists(st.floats(1, 2, width=32), min_size=4, max_size=4), st.data())
+@given(
+    vectors(1, 9),
+    st.lists(st.floats(1, 2, width=32), min_size=4, max_size=4),
+    st.floats(1, 2, width=32),
+    st.data(),
+)
 def test_each_tensor_is_scaled_by_its_own_factor_in_blocks_of_any_size(
-    drawn: list[Tensor], factors: list[float], data: st.DataObject
+    drawn: list[Tensor], factors: list[float], headway: float, data: st.DataObject
 ) -> None:
     mean, before, offsets = drawn[0], drawn[0].clone(), [0, 2, 2, 8, 9]
-    step = Scaled(mean, factors, offsets)
+    step = Scaled(mean, Scale(tuple(factors), headway), offsets)
     cuts = sorted(data.draw(st.sets(st.integers(1, 8))))
     blocks = [slice(a, b) for a, b in itertools.pairwise([0, *cuts, 9])]
     found = torch.cat([step[here].clone() for here in blocks])
     for (start, stop), factor in zip(itertools.pairwise(offsets), factors, strict=True):
-        assert torch.equal(found[start:stop], before[start:stop] * factor)
+        assert torch.equal(found[start:stop], before[start:stop] * (factor * headway))
     assert torch.equal(mean, before)
+    whole = unscaled(found, factors, offsets, torch.empty(9))
+    assert torch.allclose(whole, headway * before)

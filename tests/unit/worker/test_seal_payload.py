@@ -30,6 +30,7 @@ from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import SCALE, Offer, Seal, Sections
+from mend_optim.worker.scale import PLAIN, Scale
 from mend_optim.worker.seal_payload import RELAYED, SealPayload, payload_digest
 from tests import reference
 
@@ -338,8 +339,8 @@ def test_at_rest_a_residual_comes_back_too(how: Codec) -> None:
 NORM = "norm_preserving"
 
 
-def factors(seal: Seal, how: Codec) -> list[float]:
-    return SealPayload(how, NORM, FRAGMENT, Buffers()).factors(seal)
+def scale_of(seal: Seal, how: Codec) -> Scale:
+    return SealPayload(how, NORM, FRAGMENT, Buffers()).scale(seal)
 
 
 def sections_of(how: Codec, deltas: list[Tensor], weights: list[float], **more: Any) -> Sections:
@@ -367,7 +368,8 @@ def test_a_seal_scales_the_mean_of_its_members_by_the_twins_factors(
         reference.factor([decode[start:stop].tolist() for decode in decodes], weights)
         for start, stop in itertools.pairwise(FRAGMENT.offsets)
     ]
-    assert factors(seal, how) == pytest.approx(expected, rel=1e-4)
+    assert scale_of(seal, how).factors == pytest.approx(expected, rel=1e-4)
+    assert scale_of(seal, how).headway == 1
     assert max(expected) > 1.1
 
 
@@ -401,7 +403,17 @@ def test_nothing_is_scaled_on_a_flush_or_with_one_member_or_among_equals(how: Co
     assert SCALE not in sections_of(how, deltas, [0.5, 0.5], flush=True)
     assert SCALE not in sections_of(how, deltas[:1], [1.0])
     assert SCALE not in sections_of(how, deltas[:1] * 2, [0.5, 0.5])
-    assert factors(sealed(how, deltas[:1], [1.0], NORM), how) == []
+    assert scale_of(sealed(how, deltas[:1], [1.0], NORM), how) == PLAIN
+
+
+def test_a_seal_has_the_headway_of_its_round() -> None:
+    """Also if the members agree, but not on a flush, or with one member."""
+    how, deltas = find_codec("none"), drawn(1, 1) * 2
+    told = sections_of(how, deltas, [0.5, 0.5], headway=1.25)
+    seal = seal_of(offers(how, deltas), [0.5, 0.5], told)
+    assert scale_of(seal, how) == Scale((pytest.approx(1),) * len(FRAGMENT.shapes), 1.25)
+    assert SCALE not in sections_of(how, deltas, [0.5, 0.5], flush=True, headway=1.25)
+    assert SCALE not in sections_of(how, deltas[:1], [1.0], headway=1.25)
 
 
 def sealed_by(sealer: SealPayload, how: Codec, deltas: list[Tensor]) -> Seal:
@@ -458,7 +470,7 @@ def test_members_at_rest_have_no_part_in_the_scale() -> None:
     alone = sealed(how, deltas, [0.25, 0.75], NORM)
     assert sorted(sections) == ["1", "2", SCALE]
     assert bytes(sections[SCALE].data) == bytes(alone.sections[SCALE].data)
-    assert factors(seal_of(members, weights, sections), how) == factors(alone, how)
+    assert scale_of(seal_of(members, weights, sections), how) == scale_of(alone, how)
 
 
 def rescaled(seal: Seal, *values: float) -> Seal:
@@ -468,13 +480,14 @@ def rescaled(seal: Seal, *values: float) -> Seal:
 def test_a_seal_whose_scale_was_changed_or_removed_or_added_is_refused() -> None:
     how = PowerSGD(rank=4)
     seal = relayed(NORM)
-    first, *others = factors(seal, how)
+    (first, *others), headway = scale_of(seal, how)
     taken(seal, how, NORM)
     without = {name: packet for name, packet in seal.sections.items() if name != SCALE}
     for changed in (
-        rescaled(seal, first - 0.01, *others),
+        rescaled(seal, first - 0.01, *others, headway),
+        rescaled(seal, first, *others, headway + 0.01),
         replace(seal, sections=without),
-        rescaled(relayed(), 1.1, 1.1, 1.1),
+        rescaled(relayed(), 1.1, 1.1, 1.1, 1.0),
     ):
         with pytest.raises(PeerError, match="do not match the digest"):
             taken(changed, how, NORM)
@@ -483,17 +496,18 @@ def test_a_seal_whose_scale_was_changed_or_removed_or_added_is_refused() -> None
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ((1.1, 1.1), "not one float32 for each of 3 tensors"),
-        ((1.1, 1.1, 1.5), r"is 1.5; it must be in \[1, 1.41421\]"),
-        ((1.1, 1.1, 0.5), r"is 0.5; it must be in \[1, 1.41421\]"),
-        ((1.1, 1.1, math.nan), "is nan"),
+        ((1.1, 1.1, 1.1), "not 4 float32: one for each of 3 tensors"),
+        ((1.1, 1.1, 1.5, 1.0), r"is 1.1 to 1.5, times 1; it must be in \[1, 1.41421\]"),
+        ((1.1, 1.1, 0.5, 1.0), r"is 0.5 to 1.1, times 1; it must be in \[1, 1.41421\]"),
+        ((1.1, 1.2, 1.1, 1.2), r"is 1.1 to 1.2, times 1.2; it must be in \[1, 1.41421\]"),
+        ((1.1, 1.1, 1.1, math.nan), "times nan"),
     ],
 )
 def test_a_scale_out_of_its_bounds_is_refused_even_if_the_digest_is_right(
     values: tuple[float, ...], fault: str
 ) -> None:
     with pytest.raises(PeerError, match=fault):
-        factors(with_digest(rescaled(relayed(NORM), *values)), PowerSGD(rank=4))
+        scale_of(with_digest(rescaled(relayed(NORM), *values)), PowerSGD(rank=4))
 
 
 # ── what a sealer may send ────────────────────────────────────────────────────────────────────────

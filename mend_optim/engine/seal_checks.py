@@ -23,8 +23,9 @@ from statistics import median
 
 from mend_optim.engine.policies import Policies, weights
 from mend_optim.engine.residual_share import entries_by
-from mend_optim.protocol.lineage import Entry, Lineage
-from mend_optim.protocol.messages import Seal
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 #: A member's tokens per step are at most so many times the median of the members'.
 SPREAD = 1000
@@ -113,6 +114,35 @@ def to_leave_out(
     if among is not None and among < len(present):
         return present[among]
     return min(orphans, key=lambda i: entries[i].tokens / max(1, entries[i].steps))
+
+
+def to_refuse(
+    base: Lineage, offers: Sequence[Offer], entries: Sequence[Entry], own: Entry | None
+) -> tuple[Offer, str] | None:
+    """The offer without which a sealer merges the others on `base`, and why: the one to leave out,
+    or the one with the most tokens, where the anchor cannot count all of them."""
+    beyond = to_leave_out([offer.entry for offer in offers], entries, _orphans(offers), own)
+    if beyond is not None:
+        return offers[beyond], told(entries[beyond])
+    if base.tokens + sum(offer.tokens for offer in offers) <= COUNTER_LIMIT:
+        return None
+    most = max(offers, key=lambda offer: offer.tokens)
+    return most, f"with its {most.tokens} tokens, the anchor would have too many"
+
+
+def _orphans(offers: Sequence[Offer]) -> set[int]:
+    """The indices of offers whose word does not count: those that others passed on, and those of a
+    process that a later one of its name has followed. A learner can start as often as it likes."""
+    newest: dict[str, PeerId] = {}
+    for offer in offers:
+        name = offer.peer.name
+        newest[name] = max(newest.get(name, offer.peer), offer.peer)
+    stepped = ((i, offer) for i, offer in enumerate(offers) if offer.steps)
+    return {
+        i
+        for i, offer in stepped
+        if offer.passed_by is not None or offer.peer != newest[offer.peer.name]
+    }
 
 
 def told(entry: Entry) -> str:

@@ -18,14 +18,13 @@ from mend_optim.engine.relaying import Relaying
 from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
-from mend_optim.engine.seal_checks import to_leave_out, told
+from mend_optim.engine.seal_checks import to_refuse
 from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
-from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 #: Why an anchor takes no work of one more learner.
 FULL = (
@@ -203,16 +202,11 @@ class Sealer:
         state, round = self.state, view.round
         base = state.fragments[round.fragment].lineage
         offers = round.candidates(view.expected, state.policies.limits.learners)
-        members = [offer.entry for offer in offers]
         entries = self._weighed(round.fragment, offers, base)
-        beyond = to_leave_out(members, entries, _orphans(offers), self._own(round.fragment))
-        why = "" if beyond is None else told(entries[beyond])
-        if beyond is None and base.tokens + sum(m.tokens for m in members) > COUNTER_LIMIT:
-            beyond = max(range(len(members)), key=lambda i: members[i].tokens)
-            why = f"with its {members[beyond].tokens} tokens, the anchor would have too many"
-        if beyond is None:
+        found = to_refuse(base, offers, entries, self._own(round.fragment))
+        if found is None:
             return False
-        offer = offers[beyond]
+        offer, why = found
         round.leave_out(offer)
         if offer.passed_by:
             why += f"; {offer.passed_by.name} has passed it on"
@@ -346,18 +340,3 @@ class Sealer:
             self.state.rounds[seal.fragment].advanced(now)
         else:
             self.relaying.hand_down(seal)
-
-
-def _orphans(offers: Sequence[Offer]) -> set[int]:
-    """The indices of offers whose word does not count: those that others passed on, and those of a
-    process that a later one of its name has followed. A learner can start as often as it likes."""
-    newest: dict[str, PeerId] = {}
-    for offer in offers:
-        name = offer.peer.name
-        newest[name] = max(newest.get(name, offer.peer), offer.peer)
-    stepped = ((i, offer) for i, offer in enumerate(offers) if offer.steps)
-    return {
-        i
-        for i, offer in stepped
-        if offer.passed_by is not None or offer.peer != newest[offer.peer.name]
-    }

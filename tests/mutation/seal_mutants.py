@@ -467,7 +467,7 @@ SEAL_MUTANTS = (
     Mutant(
         "former-processes-count-as-present",
         4,
-        "engine/sealer",
+        "engine/seal_checks",
         "offer.passed_by is not None or offer.peer != newest[offer.peer.name]",
         "offer.passed_by is not None",
         SEALING,
@@ -483,7 +483,7 @@ SEAL_MUTANTS = (
     Mutant(
         "passed-on-counts-as-present",
         4,
-        "engine/sealer",
+        "engine/seal_checks",
         "offer.passed_by is not None or offer.peer != newest",
         "offer.peer != newest",
         SEALING,
@@ -491,9 +491,9 @@ SEAL_MUTANTS = (
     Mutant(
         "sealer-exceeds-the-counter",
         4,
-        "engine/sealer",
-        "sum(m.tokens for m in members) > COUNTER_LIMIT:",
-        "sum(m.tokens for m in members) > 4 * COUNTER_LIMIT:",
+        "engine/seal_checks",
+        "sum(offer.tokens for offer in offers) <= COUNTER_LIMIT:",
+        "sum(offer.tokens for offer in offers) <= 4 * COUNTER_LIMIT:",
         SEALING,
     ),
     Mutant(

@@ -90,15 +90,15 @@ class Beats:
         has_changed = self.declining.review(now)
         state.attest_what_stands()
         beat = self.make()
-        # At rest a learner asks again with every beat: a peer may have linked since, or an answer
-        # may have been lost.
-        question = replace(beat, ping=state.ping) if state.resting else beat
+        # At rest, or after a stop, a learner asks again with every beat: a peer may have linked
+        # since, or an answer may have been lost.
+        asks = state.resting or now < state.knows_others_at(now)
+        question = replace(beat, ping=state.ping) if asks else beat
         state.roster.broadcast(now, beat.count)
         # All choose other sealers by that, and should do so at one time.
         everyone = state.roster.alive() if has_changed else []
         for id in everyone or state.roster.audience(self._broadcasts):
-            asks = state.resting and id not in state.answered
-            state.emit(Send(id, question if asks else beat))
+            state.emit(Send(id, beat if id in state.answered else question))
 
     def send(self, to: PeerId, ping: int = 0, pong: int = 0) -> None:
         """Send a beat to one peer."""
@@ -107,8 +107,7 @@ class Beats:
     def ask_all(self) -> None:
         """Ask every peer for a beat in answer at once: has anybody a greater anchor?"""
         state = self.state
-        state.ping += 1
-        state.answered = set()
+        state.begin_question()
         question = self.make(ping=state.ping)
         for peer in state.roster.peers.values():
             state.emit(Send(peer.id, question))

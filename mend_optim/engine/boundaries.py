@@ -15,7 +15,6 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
-from mend_optim.protocol.lineage import PeerId
 
 Readings = Mapping[str, Snapshot]
 
@@ -267,7 +266,7 @@ class Boundaries:
         if state.alone:
             # The others left, or nobody was ever expected. Else we still wait for those expected.
             return state.adopted_rounds > 0 or state.seeds.expects_nobody
-        if state.switch or not state.answered.issuperset(self._near()):
+        if state.switch or not state.is_answered:
             return False
         shared = [f for f in state.fragments if self._is_shared(f) and f.fragment not in without]
         if any(state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared):
@@ -275,8 +274,3 @@ class Boundaries:
         if any(self.adoption.repairs.is_mending(f.fragment) for f in shared):
             return False
         return not any(self.adoption.behind(fragment) for fragment in state.fragments)
-
-    def _near(self) -> list[PeerId]:
-        """Live peers that we have a link with."""
-        peers = self.state.roster.peers.values()
-        return [peer.id for peer in peers if peer.linked and not peer.suspected]

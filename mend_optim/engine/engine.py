@@ -68,7 +68,7 @@ class Engine:
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)
-        self.presence = Presence(state, now)
+        self.presence = Presence(state)
         self.ending = Ending(state, self.boundaries, self.presence)
         self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)

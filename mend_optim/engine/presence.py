@@ -27,10 +27,8 @@ _TRAINS_ON = ": training alone until somebody comes"
 class Presence:
     """Compares the roster with what the user was told."""
 
-    def __init__(self, state: EngineState, now: float) -> None:
+    def __init__(self, state: EngineState) -> None:
         self.state = state
-        #: When this learner last looked at the clock.
-        self._looked_at = now
         #: The peers on the roster whose coming was told.
         self._met: set[PeerId] = set()
         #: The peers that were suspected at the last beat, and why at first. A link that breaks and
@@ -63,16 +61,22 @@ class Presence:
     def expire(self, now: float) -> list[PeerId]:
         """Time passed. Return the peers that were silent for so long that the roster forgets them.
         While this learner itself was stopped, it could hear nobody."""
-        roster, timing = self.state.roster, self.state.policies.timing
-        stopped_s, self._looked_at = now - self._looked_at, now
-        if stopped_s > timing.suspect_after_s:
-            roster.slept(now, stopped_s)
-            self.state.slept(stopped_s)
-        silent = roster.expire(now)
+        stopped_s = self.state.stops.look(now)
+        if stopped_s:
+            self._slept(now, stopped_s)
+        silent = self.state.roster.expire(now)
         for id in silent:
-            text = f"evicted: nothing was heard of it for {timing.evict_after_s:g} s"
+            after_s = self.state.policies.timing.evict_after_s
+            text = f"evicted: nothing was heard of it for {after_s:g} s"
             self._lost(id, "evicted", text)
         return silent
+
+    def _slept(self, now: float, seconds: float) -> None:
+        """This learner was stopped for so long: it asks what the others have by now."""
+        self.state.roster.slept(now, seconds)
+        for wanted in self.state.wants.values():
+            wanted.slept(seconds)
+        self.state.begin_question()
 
     def left_out(self, id: PeerId) -> None:
         """The run ends without a peer that came late."""

@@ -17,7 +17,8 @@ from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
-from mend_optim.engine.state import EngineState, Wanted
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.wanted import Wanted
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
 from mend_optim.protocol.messages import Report, Seal, State, Want
 

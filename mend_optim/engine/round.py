@@ -78,6 +78,8 @@ class Round:
         self.launched_at = 0.0
         #: When its members were fixed.
         self.decided_at = 0.0
+        #: Whether the last merge was thrown away because this learner was stopped meanwhile.
+        self.was_interrupted = False
         #: When it was sealed. Invariant: >= `decided_at` of the same round.
         self.sealed_at = float("-inf")
         #: The durations of past rounds, for the grace window.
@@ -227,6 +229,13 @@ class Round:
         self.absent = tuple(sorted(peer.name for peer in self.missing(expected)))
         self.reason = reason if reason != "all_present" or not self.absent else "slow_left_out"
         return self.members
+
+    def is_interrupted(self, stopped_at: float) -> bool:
+        """Whether to throw the merge away, because this learner was stopped since its members were
+        fixed; `stopped_at` is when its last stop was over. Never twice in a row: if each merge
+        itself stops the learner, there would be no round at all."""
+        self.was_interrupted = stopped_at >= self.decided_at and not self.was_interrupted
+        return self.was_interrupted
 
     def sealed(self, now: float) -> None:
         """The seal is published. It tells of the offers that were refused."""

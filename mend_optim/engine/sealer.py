@@ -139,7 +139,10 @@ class Sealer:
             needed=needed,
             period=state.schedule.sync_every,
             step_s=self.stragglers.step_s(),
-            known_at=state.roster.known_at(started=fragment.lineage.version > 0),
+            known_at=max(
+                state.roster.known_at(started=fragment.lineage.version > 0),
+                state.knows_others_at(now),
+            ),
             behind_until=self._behind_until(fragment),
         )
 
@@ -263,11 +266,13 @@ class Sealer:
     # ── the worker has merged ─────────────────────────────────────────────────────────────────────
 
     def merged(self, now: float, job: Merge, done: Done) -> None:
-        """The worker has merged a round's offers: publish the seal, unless the anchor has moved."""
+        """The worker has merged a round's offers: publish the seal, unless the anchor has moved, or
+        this learner was stopped since their members were fixed."""
         state, p = self.state, job.fragment
         fragment, round = state.fragments[p], state.rounds[p]
         moved = fragment.lineage.key != job.base.key or fragment.is_moving
-        if done.fault or moved or not state.mode.may_seal:
+        stopped = round.is_interrupted(state.stops.last(now))
+        if done.fault or moved or stopped or not state.mode.may_seal:
             self._throw_away(now, fragment, round, done.fault)
             return
         if done.outsized:

@@ -18,8 +18,10 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
 from mend_optim.engine.round_latencies import RoundLatencies
 from mend_optim.engine.seal_chain import SealChain
+from mend_optim.engine.wanted import Wanted
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
+from mend_optim.membership.stops import Stops
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, begun, content_digest
 from mend_optim.protocol.messages import (
     JOINT_MOMENTS,
@@ -65,27 +67,6 @@ class Switch:
         return len(self.states) == self.fragments
 
 
-@dataclass(slots=True)
-class Wanted:
-    """An anchor that this learner has asked a peer for."""
-
-    peer: PeerId
-    #: Of the anchor that the peer has shown. It hands over this one, or a greater one.
-    key: Key
-    #: When it was asked for.
-    since: float
-    #: Until when this learner waits.
-    until: float
-    #: Whether the anchor is less than ours, and this learner yields to it.
-    gives_way: bool = False
-    #: Whether only a seal is to be had, until most learners show what it led to.
-    seal_only: bool = False
-    #: An anchor that came instead of a seal, or that most don't show yet: taken once they do.
-    held: State | None = None
-    #: Whether it is to replace our own, which is wrong.
-    mends: bool = False
-
-
 class EngineState:
     """The state of one learner's engine. The parts of the engine hold its rules.
 
@@ -109,6 +90,7 @@ class EngineState:
         self._told_late = False
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
         self.roster.go_betweens.believes_in = self._believes_in
+        self.stops = Stops(policies.timing)
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW
@@ -347,12 +329,6 @@ class EngineState:
         stands_in = sealer is not None and self.stands_in.get(p) == sealer
         return self.me if stands_in else sealer
 
-    def slept(self, seconds: float) -> None:
-        """This learner was stopped for so long, and waited for nobody meanwhile."""
-        for wanted in self.wants.values():
-            wanted.since += seconds
-            wanted.until += seconds
-
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)
 
@@ -377,6 +353,22 @@ class EngineState:
         for p, fragment in enumerate(self.fragments):
             if fragment.is_still and fragment.held.stands(fragment.lineage.key):
                 self.work(Attest(p, fragment.lineage.key))
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────
+
+    def begin_question(self) -> None:
+        """Whether anybody has a greater anchor is asked anew, with the next beats."""
+        self.ping, self.answered = self.ping + 1, set()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the live peers that this learner has a link with have all answered."""
+        near = {peer.id for peer in self.roster if peer.linked and not peer.suspected}
+        return near <= self.answered
+
+    def knows_others_at(self, now: float) -> float:
+        """From when on this learner knows what the others did while it was stopped last."""
+        return self.stops.known_at(now, bool(self.answered) and self.is_answered)
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 

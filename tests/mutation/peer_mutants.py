@@ -7,6 +7,7 @@ from tests.mutation.mutant_list import RATES, SIZES, WIRE, Mutant, of
 FRAMES, OPTIONS = of("unit/transport/test_frames"), of("unit/transport/test_grpc_options")
 TRANSFERS, GRPC = of("unit/transport/test_transfers"), of("unit/transport/test_grpc_transport")
 EVIDENCE = of("unit/transport/security/test_evidence")
+STOPS = of("unit/engine/test_stops")
 NOTARY = of("unit/transport/security/test_notary")
 PACKING, SPARSE = of("unit/codecs/test_packing"), of("unit/codecs/test_sparse")
 BLOCKS, CODECS = of("unit/codecs/test_blockwise"), of("unit/codecs/test_registry")
@@ -258,20 +259,102 @@ PEER_MUTANTS = (
         BLOCKS,
     ),
     # Silence.
-    never(
+    Mutant(
         "a-stopped-learner-evicts-all",
+        4,
         "engine/presence",
-        "stopped_s > timing.suspect_after_s",
+        "            self._slept(now, stopped_s)\n",
+        "            pass\n",
         of("unit/engine/test_engine"),
-        law=4,
     ),
     Mutant(
         "whoever-is-late-was-stopped",
         4,
-        "engine/presence",
-        "if stopped_s > timing.suspect_after_s:",
-        "if True:",
+        "membership/stops",
+        "return seconds > self._timing.suspect_after_s",
+        "return True",
         of("unit/engine/test_engine"),
+    ),
+    # A stop in a round.
+    Mutant(
+        "who-thaws-seals-as-if-nothing-had-been",
+        4,
+        "engine/sealer",
+        " or stopped or ",
+        " or ",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-merges-at-once",
+        4,
+        "engine/sealer",
+        "                state.knows_others_at(now),\n",
+        "                -NEVER,\n",
+        STOPS,
+    ),
+    Mutant(
+        "a-thread-that-goes-on-first-hides-a-stop",
+        4,
+        "membership/stops",
+        "return now if self._is_stop(now - self._looked_at) else self._over_at",
+        "return self._over_at",
+        STOPS,
+    ),
+    Mutant(
+        "an-answer-from-before-a-stop-counts",
+        4,
+        "membership/stops",
+        "answered and over_at == self._over_at",
+        "answered",
+        of("unit/membership/test_stops"),
+    ),
+    Mutant(
+        "who-thaws-believes-the-first-answer",
+        4,
+        "engine/state",
+        "bool(self.answered) and self.is_answered",
+        "bool(self.answered)",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-with-no-link-asks-nobody",
+        4,
+        "engine/state",
+        "bool(self.answered) and self.is_answered",
+        "self.is_answered",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-asks-nobody",
+        4,
+        "engine/presence",
+        "        self.state.begin_question()\n",
+        "",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-asks-at-rest-alone",
+        4,
+        "engine/beats",
+        "state.resting or now < state.knows_others_at(now)",
+        "state.resting",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-waits-for-ever",
+        4,
+        "membership/stops",
+        "over_at + self._timing.evict_after_s",
+        "over_at + 10 * self._timing.evict_after_s",
+        STOPS,
+    ),
+    Mutant(
+        "a-merge-that-stops-its-learner-never-ends",
+        4,
+        "engine/round",
+        " and not self.was_interrupted",
+        "",
+        STOPS,
     ),
     Mutant(
         "a-stopped-learner-hears-in-the-future",

@@ -201,7 +201,16 @@ class DrivenEngine:
     def step(self, count: int = 1, tokens: int = 10) -> None:
         for _ in range(count):
             self.now += 1.0
+            self._hear()
             self.engine.boundaries.stepped(tokens, 1.0)
+
+    def _hear(self) -> None:
+        """While this learner trains, its network loop looks at the clock, and hears the peers that
+        live."""
+        state = self.engine.state
+        state.stops.look(self.now)
+        for id in state.roster.alive():
+            state.roster.touch(self.now, id)
 
     def reserve(self) -> None:
         """The training thread begins to copy what is wanted."""

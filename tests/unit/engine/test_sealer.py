@@ -192,9 +192,9 @@ def test_suspects_count_for_quorum_until_they_are_evicted() -> None:
     engine = sealer(PEER, THIRD, FOURTH)
     for lost in (THIRD, FOURTH):
         engine.engine.linked(engine.now, lost, False)
-    engine.offer()
+    engine.offer(steps=4)
     admit(engine, offer_of(PEER))
-    for _ in range(29):
+    for _ in range(29 - 4):
         engine.tick(1.0)
         engine.beat(PEER)
         assert engine.jobs(Merge) == []

@@ -1,0 +1,51 @@
+"""Stops of this learner: a debugger, a paused container, a machine that was suspended.
+
+A learner cannot see its own stop, but the clock shows it: the network loop looks at it at least
+once in a beat. Meanwhile the others may have suspected this learner, and another one may have
+merged the offers that it holds. So it seals nothing until it knows what the others have: until the
+peers have answered a question that was asked since, or for `evict_after_s` if they don't."""
+
+from __future__ import annotations
+
+from mend_optim.protocol.timing import Timing
+
+
+class Stops:
+    """Notices the stops of this learner."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        #: When the network loop last looked at the clock; infinite before it has.
+        self._looked_at = float("inf")
+        #: When the last stop was over; `-inf`: there was none.
+        self._over_at = float("-inf")
+
+    def look(self, now: float) -> float:
+        """The network loop looks at the clock. Return for how many seconds this learner was stopped
+        since it last did; 0 if it was not."""
+        passed_s, self._looked_at = now - self._looked_at, now
+        if not self._is_stop(passed_s):
+            return 0.0
+        self._over_at = now
+        return passed_s
+
+    def last(self, now: float) -> float:
+        """When the last stop was over; `-inf`: there was none. The network loop may not have looked
+        since: other threads go on at the same time, and bytes that came meanwhile go first."""
+        return now if self._is_stop(now - self._looked_at) else self._over_at
+
+    def known_at(self, now: float, answered: bool) -> float:
+        """Return from when on this learner knows what the others did during its last stop.
+
+        Args:
+            now: The present time.
+            answered: Whether the peers have answered the last question.
+        """
+        over_at = self.last(now)
+        # The loop asks as it looks: an answer to what was asked before the stop counts no more.
+        is_known = answered and over_at == self._over_at
+        return over_at if is_known else over_at + self._timing.evict_after_s
+
+    def _is_stop(self, seconds: float) -> bool:
+        """Whether peers suspect a learner of which they hear nothing for so long."""
+        return seconds > self._timing.suspect_after_s

@@ -1,0 +1,180 @@
+"""A sealer that is stopped in a round: others may have merged the offers that it holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.engine.effects import Inspect, Merge
+from mend_optim.engine.round import Phase
+from mend_optim.engine.state import TRIAL
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Offer, Seal
+from tests.support.engines import ME, PEER, THIRD, DrivenEngine, grown, offer_of
+
+STOP_S = 100.0
+
+
+def sealer(*offered: PeerId) -> DrivenEngine:
+    """A sealer of three learners. It has its own offer, and those of these peers."""
+    engine = DrivenEngine(quorum=3)
+    for peer in (PEER, THIRD):
+        engine.beat(peer)
+        engine.engine.linked(engine.now, peer, True)
+    engine.offer()
+    for peer in offered:
+        admit(engine, offer_of(peer))
+    return engine
+
+
+def admit(engine: DrivenEngine, offer: Offer) -> None:
+    engine.receive(offer)
+    for inspect in engine.jobs(Inspect):
+        engine.done(inspect)
+
+
+def merges(engine: DrivenEngine) -> list[list[PeerId]]:
+    return [[offer.peer for offer in job.offers] for job in engine.jobs(Merge)]
+
+
+def answer(engine: DrivenEngine, *peers: PeerId) -> None:
+    for peer in peers or (PEER, THIRD):
+        engine.beat(peer, engine.lineage, pong=engine.engine.state.ping)
+
+
+def stopped_in_a_merge(looks: bool) -> DrivenEngine:
+    """The worker is the first to go on, or the network loop is."""
+    engine = sealer(PEER, THIRD)
+    merge = engine.merge()
+    engine.now += STOP_S
+    if looks:
+        engine.engine.tick(engine.now)
+    engine.done(merge)
+    return engine
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_a_stopped_learner_has_merged_is_no_seal(looks: bool) -> None:
+    engine = stopped_in_a_merge(looks)
+    assert engine.sent(Seal) == []
+    assert engine.engine.state.rounds[0].phase is not Phase.MERGING
+    engine.engine.tick(engine.now)
+    assert merges(engine) == []
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_it_merges_again_once_the_peers_have_said_that_nobody_else_did(looks: bool) -> None:
+    engine = stopped_in_a_merge(looks)
+    engine.engine.tick(engine.now)
+    engine.beat(PEER)  # it was on its way when the learner was stopped
+    answer(engine, THIRD)
+    assert merges(engine) == []
+    answer(engine, PEER)
+    engine.done(engine.merge())
+    assert engine.sent(Seal)
+
+
+def test_it_waits_for_the_anchor_of_those_that_merged_without_it() -> None:
+    engine = stopped_in_a_merge(looks=True)
+    newer = grown(engine.lineage, offer_of(PEER).entry, offer_of(THIRD).entry)
+    engine.engine.state.adopted_since_rollback = TRIAL  # one peer alone is not believed
+    for peer in (PEER, THIRD):
+        engine.beat(peer, newer, pong=engine.engine.state.ping)
+        assert merges(engine) == []
+    engine.tick(1.0)
+    assert merges(engine) == []
+
+
+def test_it_does_not_wait_for_an_answer_for_ever() -> None:
+    engine = stopped_in_a_merge(looks=True)
+    evict_after_s = engine.engine.state.policies.timing.evict_after_s
+    for _ in range(round(evict_after_s) - 1):
+        engine.tick(1.0)
+        for peer in (PEER, THIRD):
+            engine.beat(peer)
+    assert merges(engine) == []
+    engine.tick(1.0)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
+def test_a_merge_that_stops_its_learner_each_time_is_a_seal_after_all() -> None:
+    """Else there would be no round at all."""
+    engine = stopped_in_a_merge(looks=False)
+    engine.engine.tick(engine.now)
+    answer(engine)
+    merge = engine.merge()
+    engine.now += STOP_S
+    engine.done(merge)
+    assert engine.sent(Seal)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_learner_that_was_stopped_before_it_merges_asks_first(looks: bool) -> None:
+    """The last offer comes as it goes on."""
+    engine = sealer(PEER)
+    engine.now += STOP_S
+    if looks:
+        engine.engine.tick(engine.now)
+    admit(engine, offer_of(THIRD))
+    engine.engine.tick(engine.now)
+    assert merges(engine) == []
+    answer(engine)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
+def test_an_answer_from_before_the_stop_does_not_count() -> None:
+    engine = sealer(PEER)
+    engine.engine.beats.ask_all()
+    answer(engine)
+    former = engine.engine.state.ping
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    admit(engine, offer_of(THIRD))
+    for peer in (PEER, THIRD):
+        engine.beat(peer, pong=former)
+    assert merges(engine) == []
+
+
+def test_where_all_links_broke_it_waits_until_one_is_back() -> None:
+    engine = stopped_in_a_merge(looks=True)
+    for peer in (PEER, THIRD):
+        engine.engine.linked(engine.now, peer, False)
+    engine.tick(1.0)
+    assert merges(engine) == []
+    for peer in (PEER, THIRD):
+        engine.engine.linked(engine.now, peer, True)
+    assert merges(engine) == []
+    answer(engine)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
+def asked(engine: DrivenEngine) -> dict[PeerId, int]:
+    """By peer, the question in the last beat to it."""
+    return {to: beat.ping for to, beat in engine.sent(Beat)}
+
+
+def test_peers_are_asked_with_every_beat_until_they_have_answered() -> None:
+    engine = sealer()
+    engine.tick(1.0)
+    assert asked(engine) == {PEER: 0, THIRD: 0}
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    ping = engine.engine.state.ping
+    assert asked(engine) == {PEER: ping, THIRD: ping} != {PEER: 0, THIRD: 0}
+    engine.tick(1.0)
+    assert asked(engine) == {PEER: ping, THIRD: ping}
+    answer(engine, PEER)
+    engine.beat(THIRD)
+    engine.tick(1.0)
+    assert asked(engine) == {PEER: 0, THIRD: ping}
+    answer(engine, THIRD)
+    engine.tick(1.0)
+    assert asked(engine) == {PEER: 0, THIRD: 0}
+
+
+def test_the_offers_of_a_stop_that_was_none_are_merged_at_once() -> None:
+    """It was late by less than makes a suspect."""
+    engine = sealer(PEER)
+    engine.now += engine.engine.state.policies.timing.suspect_after_s
+    admit(engine, offer_of(THIRD))
+    engine.done(engine.merge())
+    assert engine.sent(Seal)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from mend_optim.membership.stops import Stops
+from mend_optim.protocol.timing import Timing
+
+NEVER = float("-inf")
+TIMING = Timing(beat_s=1.0, evict_after_s=30.0)
+
+
+def looked(*times: float) -> Stops:
+    stops = Stops(TIMING)
+    for now in times:
+        stops.look(now)
+    return stops
+
+
+def test_a_learner_that_looks_at_the_clock_late_was_stopped() -> None:
+    stops = looked()
+    assert [stops.look(now) for now in (100.0, 101.0, 104.0, 107.5)] == [0.0, 0.0, 0.0, 3.5]
+    assert stops.last(107.5) == stops.last(110.5) == 107.5
+
+
+def test_there_is_no_stop_before_the_first_look() -> None:
+    assert looked().last(100.0) == looked(100.0).last(103.0) == NEVER
+
+
+def test_a_stop_shows_before_the_network_loop_looks() -> None:
+    stops = looked(0.0)
+    assert stops.last(10.0) == 10.0
+    assert stops.look(11.0) == 11.0
+    assert stops.last(12.0) == 11.0
+
+
+def test_after_a_stop_an_answer_says_what_the_others_did() -> None:
+    stops = looked(0.0, 10.0)
+    assert stops.known_at(10.0, answered=True) == 10.0
+    assert stops.known_at(10.0, answered=False) == stops.known_at(12.0, answered=False) == 40.0
+
+
+def test_an_answer_from_before_a_stop_says_nothing() -> None:
+    stops = looked(0.0, 10.0)
+    assert stops.known_at(20.0, answered=True) == 50.0
+
+
+def test_a_learner_that_was_never_stopped_knows_the_others() -> None:
+    assert looked(0.0).known_at(1.0, answered=False) == NEVER

@@ -83,7 +83,7 @@ def test_laws_hold_where_anchors_forget_processes_soon(
     """The unmerged work of a process that was forgotten is dropped and counted, and never merged
     again."""
     monkeypatch.setattr("mend_optim.protocol.lineage.PROCESSES", processes)
-    seen, failed = seen_in(range(700, 750))
+    seen, failed = seen_in(range(750, 800))
     assert not failed, failed[0]
     assert seen["restored"] > 10
 

@@ -6,7 +6,7 @@
                                      learners that have not offered are called
     CALLING   seal          MERGING  `decide` says so: the members are fixed, and the worker merges
     MERGING   sealed, void  WAITING  the seal is published; or the anchor has moved in the meantime,
-                                     and the merge is thrown away
+                                     or this learner was stopped, and the merge is thrown away
     CALLING   void          WAITING  another learner is the sealer now
     WAITING   void          WAITING  the same, with nothing begun
 

@@ -37,9 +37,30 @@ SECURITY_MUTANTS = (
     mutant(
         "ssl-is-asked-for-files-that-are-missing",
         "security/files",
-        "of credentials nor its name.\n    _content(source, directory)\n",
-        "of credentials nor its name.\n",
+        "    _, chain, _ = _content(source, directory)\n",
+        "    chain = (directory / CERT).read_bytes()\n",
         of("unit/test_certs", "missing"),
+    ),
+    mutant(
+        "a-nameless-certificate-has-no-dates",
+        "security/files",
+        "    _check_dates(source, directory / CERT, _first(source, directory / CERT, chain))\n",
+        "",
+        FILES,
+    ),
+    mutant(
+        "authorities-have-no-dates",
+        "security/files",
+        "    faults += [_untimely(above, each, anew) for each in certificates_in(authorities)]\n",
+        "",
+        FILES,
+    ),
+    mutant(
+        "certificates-between-have-no-dates",
+        "security/files",
+        "    faults = [_untimely(between, each, again) for each in certificates_in(chain)[1:]]\n",
+        "    faults = []\n",
+        FILES,
     ),
     mutant(
         "a-certificate-ends-without-a-word",
@@ -401,8 +422,16 @@ SECURITY_MUTANTS = (
         "if False:",
         FILES,
     ),
-    mutant("expired-files", "security/files", "if now > own.not_after:", "if False:", FILES),
-    mutant("files-of-tomorrow", "security/files", "if now < own.not_before:", "if False:", FILES),
+    mutant(
+        "expired-files", "security/files", "if now > certificate.not_after:", "if False:", FILES
+    ),
+    mutant(
+        "files-of-tomorrow",
+        "security/files",
+        "if now < certificate.not_before:",
+        "if False:",
+        FILES,
+    ),
     mutant(
         "files-of-another-learner",
         "security/files",

@@ -47,10 +47,53 @@ KEYS: dict[str, Any] = {
 }
 
 
-def new_authority() -> Authority:
+def new_authority(begin: timedelta = -DAY, end: timedelta = 3650 * DAY) -> Authority:
     """An authority of ten years, from yesterday on. All have one name, as an impostor's would."""
     key = ec.generate_private_key(ec.SECP256R1())
-    return Authority.new(key, "the authority", NOW - DAY, NOW + 3650 * DAY)
+    return Authority.new(key, "the authority", NOW + begin, NOW + end)
+
+
+def root(path_length: int | None) -> Authority:
+    """An authority that may have others below it."""
+    made = new_authority()
+    certificate = x509.load_pem_x509_certificate(made.pem)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(certificate.subject)
+        .issuer_name(certificate.subject)
+        .public_key(made._key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW - DAY)
+        .not_valid_after(NOW + DAY)
+        .add_extension(x509.BasicConstraints(True, path_length), critical=True)
+    )
+    made.pem = builder.sign(made._key, SHA256()).public_bytes(Encoding.PEM)
+    return made
+
+
+def middle(
+    authority: Authority, *, begin: timedelta = -DAY, end: timedelta = DAY, **limits: Any
+) -> tuple[Authority, bytes]:
+    """An authority that another one has issued, and its certificate in PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"middle {serial}")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority._subject())
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(NOW + begin)
+        .not_valid_after(NOW + end)
+    )
+    if "ca" in limits:
+        length = limits.get("path_length")
+        builder = builder.add_extension(x509.BasicConstraints(limits["ca"], length), critical=True)
+    for extension in limits.get("extensions", ()):
+        builder = builder.add_extension(extension, critical=True)
+    pem = builder.sign(authority._key, SHA256()).public_bytes(Encoding.PEM)
+    return Authority(key, pem), pem
 
 
 def issue(

@@ -17,10 +17,13 @@ from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, name_
 
 CA, CERT, KEY, DENY = "ca.pem", "cert.pem", "key.pem", "deny.txt"
 ISSUE = "python -m mend_optim.certs issue"
+INIT = "python -m mend_optim.certs init"
 #: Permissions that let somebody else than the owner use a file.
 OTHERS = 0o077
 #: OpenSSL's number of the error that a certificate must not be used for this.
 _PURPOSE = 26
+#: Those of the errors that a certificate is not valid yet, and that it has expired.
+_DATES = (9, 10)
 #: Turns that a handshake takes at most.
 _FLIGHTS = 4
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -61,8 +64,10 @@ def read_identity(source: str, directory: Path, name: str) -> Identity:
 
 def name_of_files(source: str, directory: Path) -> str:
     """Return the name in a learner's certificate, which must be valid. Raises `UsageError`."""
-    # The ssl module says of a missing file neither that it is one of credentials nor its name.
-    _content(source, directory)
+    # The ssl module says of a missing file neither that it is one of credentials nor its name, and
+    # of a certificate that has expired neither whose it is nor since when.
+    _, chain, _ = _content(source, directory)
+    _check_dates(source, directory / CERT, _first(source, directory / CERT, chain))
     shown = _shake_hands(source, directory)
     try:
         return name_in([value for kind, value in shown if kind == "URI"])
@@ -163,17 +168,20 @@ def _loaded(source: str, directory: Path, protocol: int) -> ssl.SSLContext:
 
 
 def _check_dates(source: str, path: Path, own: Certificate) -> None:
+    got = f"{source} must be valid now, got {path}"
+    if fault := _untimely(got, own, f"issue it again ({ISSUE})"):
+        raise UsageError(fault)
+
+
+def _untimely(got: str, certificate: Certificate, remedy: str) -> str:
+    """What is wrong with the dates of a certificate now, and what to do; empty if nothing is."""
     now = time.time()
-    if now > own.not_after:
-        raise UsageError(
-            f"{source} must be valid now, got {path}, which expired on {day(own.not_after)};"
-            f" issue it again ({ISSUE}), or set this machine's clock right"
-        )
-    if now < own.not_before:
-        raise UsageError(
-            f"{source} must be valid now, got {path}, which is valid from {day(own.not_before)};"
-            " set this machine's clock right"
-        )
+    clock = "set this machine's clock right"
+    if now > certificate.not_after:
+        return f"{got}, which expired on {day(certificate.not_after)}; {remedy}, or {clock}"
+    if now < certificate.not_before:
+        return f"{got}, which is valid from {day(certificate.not_before)}; {clock}"
+    return ""
 
 
 def _shake_hands(source: str, directory: Path) -> tuple[tuple[str, str], ...]:
@@ -206,11 +214,25 @@ def _distrust(source: str, directory: Path, error: ssl.SSLCertVerificationError)
             f"{source} must allow both serverAuth and clientAuth, got {path}, whose extended key"
             f" usage does not; issue it again: {ISSUE}"
         )
+    if error.verify_code in _DATES and (fault := _untimely_signer(source, directory)):
+        return fault
     return (
         f"{source} must be signed by an authority of {directory / CA}, got {path}:"
         f" {error.verify_message}; copy the authority's ca.pem, or issue the certificate again:"
         f" {ISSUE}"
     )
+
+
+def _untimely_signer(source: str, directory: Path) -> str:
+    """What is wrong with the dates of those who have signed the learner's certificate."""
+    authorities, chain, _ = _content(source, directory)
+    between = f"{source} must be valid now, got a certificate of {directory / CERT}"
+    above = f"{source} must have authorities that are valid now, got one of {directory / CA}"
+    again = f"issue it again ({ISSUE})"
+    anew = f"make another one in a new folder ({INIT}), issue all certificates there"
+    faults = [_untimely(between, each, again) for each in certificates_in(chain)[1:]]
+    faults += [_untimely(above, each, anew) for each in certificates_in(authorities)]
+    return next(filter(None, faults), "")
 
 
 def _check_names(

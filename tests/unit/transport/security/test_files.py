@@ -13,7 +13,7 @@ import pytest
 
 from mend_optim import Credentials, UsageError
 from mend_optim.transport.security import files
-from mend_optim.transport.security.files import read_identity
+from mend_optim.transport.security.files import name_of_files, read_identity
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, uri_of
 from tests.support.certificates import (
@@ -24,7 +24,9 @@ from tests.support.certificates import (
     files_of,
     issue,
     load_identity,
+    middle,
     new_authority,
+    root,
     secret_in,
     write,
 )
@@ -150,6 +152,65 @@ def test_the_certificate_of_another_authority_is_refused(directory: Path) -> Non
     ca, cert = directory / "ca.pem", directory / "cert.pem"
     assert said.startswith(f"credentials must be signed by an authority of {ca}, got {cert}: ")
     assert "copy the authority's ca.pem" in said
+
+
+@pytest.mark.parametrize("read", [read_identity, lambda *where: name_of_files(*where[:2])])
+@pytest.mark.parametrize("wrong", ["expired", "not yet valid"])
+def test_the_dates_are_said_also_where_the_name_is_not_known(
+    directory: Path, wrong: str, read: Callable[..., Any]
+) -> None:
+    told, message = WRONG[wrong]
+    files_of(directory, OURS, "a", **told)
+    with pytest.raises(UsageError) as caught:
+        read("credentials", directory, "a")
+    said = str(caught.value)
+    assert said.startswith(message.replace("{cert}", str(directory / "cert.pem")))
+    assert said.endswith("set this machine's clock right")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "when", "remedy"),
+    [
+        (
+            -9 * DAY,
+            -DAY,
+            "which expired on ",
+            "; make another one in a new folder (python -m mend_optim.certs init), issue all"
+            " certificates there, or set this machine's clock right",
+        ),
+        (DAY, 9 * DAY, "which is valid from ", " UTC; set this machine's clock right"),
+    ],
+)
+def test_an_authority_whose_time_it_is_not_is_named(
+    directory: Path, begin: Any, end: Any, when: str, remedy: str
+) -> None:
+    """A certificate that is issued again by it would be as wrong, and a copy of `ca.pem`, too."""
+    files_of(directory, new_authority(begin, end), "a")
+    said = error_of(directory)
+    assert said.startswith(
+        "credentials must have authorities that are valid now, got one of"
+        f" {directory / 'ca.pem'}, {when}"
+    )
+    assert said.endswith(remedy)
+
+
+def test_a_certificate_between_whose_time_it_is_not_is_named(directory: Path) -> None:
+    top = root(1)
+    below, pem = middle(top, ca=True, begin=-9 * DAY, end=-DAY)
+    own, key = issue(below, "a")
+    write(directory, top.pem, own + pem, key)
+    said = error_of(directory)
+    cert = directory / "cert.pem"
+    assert said.startswith(
+        f"credentials must be valid now, got a certificate of {cert}, which expired on "
+    )
+    assert said.endswith(f"; issue it again ({ISSUE}), or set this machine's clock right")
+
+
+def test_an_authority_that_has_expired_beside_a_valid_one_is_no_fault(directory: Path) -> None:
+    old = new_authority(-9 * DAY, -DAY)
+    write(directory, OURS.pem + old.pem, *issue(OURS, "a"))
+    assert read_identity("credentials", directory, "a").name == "a"
 
 
 def test_the_key_of_another_certificate_is_refused(directory: Path) -> None:

@@ -23,14 +23,13 @@ from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, uri_o
 from mend_optim.transport.security.signers import REMEMBERED  # isort: skip
 from tests.support.certificates import (
     DAY,
-    NOW,
-    SHA256,
     Encoding,
-    ec,
     files_of,
     issue,
     load_identity,
+    middle,
     new_authority,
+    root,
     write,
     x509,
 )
@@ -192,53 +191,12 @@ def test_who_is_denied_offers_nothing_but_ends_no_round() -> None:
     assert check(proof, by=notary(name="me", denied=frozenset(("b",)))) == "a"
 
 
-def middle(authority: Authority, **limits: Any) -> tuple[Authority, bytes]:
-    """An authority that another one has issued, and its certificate in PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    serial = x509.random_serial_number()
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"middle {serial}")])
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(authority._subject())
-        .public_key(key.public_key())
-        .serial_number(serial)
-        .not_valid_before(NOW - DAY)
-        .not_valid_after(NOW + DAY)
-    )
-    if "ca" in limits:
-        length = limits.get("path_length")
-        builder = builder.add_extension(x509.BasicConstraints(limits["ca"], length), critical=True)
-    for extension in limits.get("extensions", ()):
-        builder = builder.add_extension(extension, critical=True)
-    pem = builder.sign(authority._key, SHA256()).public_bytes(Encoding.PEM)
-    return Authority(key, pem), pem
-
-
 def through(*between: tuple[Authority, bytes], authorities: bytes) -> tuple[Proof, bytes]:
     """A proof whose certificate the last of these has issued, and its chain in PEM."""
     own, key = issue(between[-1][0], "a")
     chain = own + b"".join(pem for _, pem in reversed(between))
     shown = Identity(name="a", authorities=authorities, chain=chain, key=key)
     return notary(shown).sign(TOLD), chain
-
-
-def root(path_length: int | None) -> Authority:
-    """An authority that may have others below it."""
-    made = new_authority()
-    certificate = x509.load_pem_x509_certificate(made.pem)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(certificate.subject)
-        .issuer_name(certificate.subject)
-        .public_key(made._key.public_key())
-        .serial_number(1)
-        .not_valid_before(NOW - DAY)
-        .not_valid_after(NOW + DAY)
-        .add_extension(x509.BasicConstraints(True, path_length), critical=True)
-    )
-    made.pem = builder.sign(made._key, SHA256()).public_bytes(Encoding.PEM)
-    return made
 
 
 def by_root(top: Authority) -> CertificateNotary:

@@ -23,6 +23,7 @@ class Unreached(Enum):
     NO_LEARNER = "its certificate is no learner's"
     IMPOSTOR = "its certificate is not of the name that it says"
     DECLINED = "it declines this learner's certificate"
+    DENIED = "its name is in this learner's deny.txt"
 
     @property
     def remedy(self) -> str:
@@ -48,4 +49,5 @@ _REMEDIES = {
     Unreached.NO_LEARNER: "correct the port in peers, or issue its certificate again",
     Unreached.IMPOSTOR: "find out who runs that process",
     Unreached.DECLINED: "compare the authorities, dates and deny.txt of both",
+    Unreached.DENIED: "take it out of that file, or its address out of peers",
 }

@@ -11,10 +11,13 @@ from mend_optim.protocol.unreached import Unreached
 
 #: Why a learner that is leaving answers no hello.
 LEAVING = "this learner is leaving"
+#: How such a learner's answer ends if its `deny.txt` has the caller.
+DENIED = "is denied here"
 
 #: Words of the fault, in lower case. The first that occur decide.
 _WORDS = (
     (LEAVING, Unreached.LEAVING),
+    (DENIED, Unreached.DECLINED),
     ("errors resolving", Unreached.NAME),
     ("dns resolution failed", Unreached.NAME),
     ("connection refused", Unreached.REFUSED),

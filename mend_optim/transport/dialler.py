@@ -195,7 +195,8 @@ class Dialler:
     async def _visit(self, address: str, seed: str, contact: PeerId | None) -> VisitOutcome:
         try:
             name = await self._name_at(address, seed, contact)
-            self._security.check_peer(name, None)
+            if not self._may_meet(name, address, seed):
+                return VisitOutcome.REFUSED
             async with AsyncExitStack() as open_:
                 async with self._turn(address, contact):
                     if not self._is_wanted(address, seed, contact):  # it may have waited for long
@@ -208,6 +209,19 @@ class Dialler:
         except Exception:
             log.debug("%s", address, exc_info=True)
         return VisitOutcome.FAILED
+
+    def _may_meet(self, name: str, address: str, seed: str) -> bool:
+        """Return whether to dial the learner of this name. A seed that this learner shuts out is
+        reported."""
+        try:
+            self._security.check_peer(name, None)
+        except PeerError as fault:
+            log.debug("%s: %s", address, fault)
+            if seed:
+                failures = self._failures.get((address, seed), 0)
+                self._seeking.failed(seed, address, Unreached.DENIED, failures)
+            return False
+        return True
 
     @asynccontextmanager
     async def _connected(self, address: str, name: str) -> AsyncIterator[Connection]:

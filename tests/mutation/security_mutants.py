@@ -226,9 +226,23 @@ SECURITY_MUTANTS = (
     mutant(
         "the-denied-are-dialled",
         "dialler",
-        "            self._security.check_peer(name, None)\n",
+        "            if not self._may_meet(name, address, seed):\n                return VisitOutcome.REFUSED\n",
         "",
         RENEWAL,
+    ),
+    mutant(
+        "a-seed-is-denied-without-a-word",
+        "dialler",
+        "                self._seeking.failed(seed, address, Unreached.DENIED, failures)\n",
+        "                pass\n",
+        PROBE,
+    ),
+    mutant(
+        "the-denied-hear-no-answer",
+        "diagnosis",
+        "    (DENIED, Unreached.DECLINED),\n",
+        "",
+        PROBE,
     ),
     mutant(
         "files-are-never-read-again",

@@ -12,6 +12,7 @@ from mend_optim.errors import UsageError
 from mend_optim.protocol.proofs import Notary
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.background_log import BackgroundLog
+from mend_optim.transport.diagnosis import DENIED
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
@@ -167,9 +168,9 @@ class MutualTls:
 
     def check_peer(self, name: str, certificate: Certificate | None) -> None:
         denied = self._identity.denied
-        check(name not in denied, f"{name!a} is denied here")
+        check(name not in denied, f"{name!a} {DENIED}")
         if certificate is not None:
-            check(certificate.sha256 not in denied, f"the certificate of {name!a} is denied here")
+            check(certificate.sha256 not in denied, f"the certificate of {name!a} {DENIED}")
             late_s = time.time() - certificate.not_after
             end = day(certificate.not_after)
             check(late_s <= EXPIRY_GRACE_S, f"the certificate of {name!a} expired on {end}")

@@ -116,6 +116,24 @@ async def test_a_learner_whose_own_certificate_is_declined_is_told_so(crew: Crew
 
 
 @secured
+async def test_a_learner_that_is_denied_is_told_that_it_is_declined(crew: Crew) -> None:
+    """Its certificate is right, so no handshake fails, and no probe finds a fault."""
+    b = await crew("b", security=tls("b", denied=["a"]))
+    a = await crew("a", b.address)
+    await a.until(lambda: a.of("unreached"))
+    assert set(a.of("unreached")) == {(b.address, Unreached.DECLINED)}
+
+
+@secured
+async def test_a_learner_is_told_that_it_denies_a_seed(crew: Crew) -> None:
+    b = await crew("b")
+    a = await crew("a", b.address, security=tls("a", denied=["b"]))
+    await a.until(lambda: a.of("unreached"))
+    assert set(a.of("unreached")) == {(b.address, Unreached.DENIED)}
+    assert b.id not in {id for id, _, _ in a.of("met")}
+
+
+@secured
 async def test_a_peer_in_plaintext_is_told_of(crew: Crew) -> None:
     b = await crew("b", security=BARE)
     a = await crew("a", b.address)

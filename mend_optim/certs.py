@@ -23,6 +23,7 @@ from mend_optim.transport.security.certificate import certificates_in, day
 from mend_optim.transport.security.files import (
     CA,
     CERT,
+    INIT,
     KEY,
     name_of_files,
     read_file,
@@ -113,6 +114,7 @@ def _issue(given: argparse.Namespace) -> str:
     remedy = "say with --out where its files go"
     require(is_file or given.out is not None, "NAME", given.name, "a name of a folder", remedy)
     authority = _authority(given.directory)
+    _check_end(given.directory / CA, authority.end(), given.days)
     begin, end = _validity(given.days)
     chain, key = authority.issue(given.name, begin, end)
     folder = given.out or given.directory / given.name
@@ -134,6 +136,20 @@ def _authority(directory: Path) -> Authority:
         return Authority.load(key, pem)
     except ValueError as error:
         raise UsageError(f"DIR must be the directory of an authority: {error}") from None
+
+
+def _check_end(path: Path, end: datetime, days: int) -> None:
+    """Raise `UsageError` unless an authority lives as long as a certificate that it is to issue: no
+    certificate is taken after the end of its authority."""
+    most = (end - _now()) // DAY
+    when = day(end.replace(tzinfo=timezone.utc).timestamp())
+    if most < 1:
+        raise UsageError(
+            f"DIR must have an authority that is valid for a day or longer, got {path}, which ends"
+            f" on {when}; make another one in a new folder: {INIT}"
+        )
+    bound = f"an int from 1 to {most}, because {path} ends on {when}"
+    require(days <= most, "--days", days, bound, f"or make another authority: {INIT}")
 
 
 def _show(given: argparse.Namespace) -> str:
@@ -168,8 +184,12 @@ def _check(given: argparse.Namespace) -> str:
 
 def _validity(days: int) -> tuple[datetime, datetime]:
     """From yesterday on, so that a clock that is behind takes it."""
-    now = datetime.now(timezone.utc).replace(tzinfo=None)
+    now = _now()
     return now - DAY, now + days * DAY
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc).replace(tzinfo=None)
 
 
 def _make_folder(folder: Path) -> None:

@@ -440,6 +440,14 @@ BOUNDS_MUTANTS = (
         "0 < len(given.name.encode()) <= 200 and given.name.isprintable()",
         of("unit/test_certs", "no_learner_may_have"),
     ),
+    Mutant(
+        "a-certificate-outlives-its-authority",
+        8,
+        "certs",
+        "    _check_end(given.directory / CA, authority.end(), given.days)\n",
+        "",
+        of("unit/test_certs", "authority"),
+    ),
     without(
         "sizes-of-anything-are-loaded",
         "worker/checkpoint_reader",

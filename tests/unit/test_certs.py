@@ -72,6 +72,29 @@ def test_a_certificate_ends_when_it_was_told_to(pki: Path, run: Any) -> None:
     assert authority.not_after - authority.not_before == 3651 * DAY.total_seconds()
 
 
+@pytest.mark.parametrize("days", [3650, 10**6, 10**12])
+def test_no_certificate_outlives_its_authority(pki: Path, run: Any, days: int) -> None:
+    status, said, error = run("issue", pki, "a", "--days", days)
+    assert (status, said) == (1, "")
+    assert error.startswith(f"--days must be an int from 1 to 3649, because {pki / 'ca.pem'} ends ")
+    assert f", got {days}; or make another authority: python -m mend_optim.certs init" in error
+    assert not (pki / "a").exists()
+    assert run("issue", pki, "a", "--days", 3649)[0] == 0
+
+
+@pytest.mark.parametrize(("end", "status"), [(-DAY, 1), (DAY / 2, 1), (1.5 * DAY, 0)])
+def test_an_authority_that_ends_issues_nothing(
+    tmp_path: Path, run: Any, end: Any, status: int
+) -> None:
+    authority = new_authority(-9 * DAY, end)
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    (tmp_path / "ca-key.pem").write_bytes(authority.key_pem())
+    (tmp_path / "ca-key.pem").chmod(0o600)
+    refused, _, error = run("issue", tmp_path, "a", "--days", 1)
+    assert refused == status
+    assert ("must have an authority that is valid for a day or longer, got" in error) == status
+
+
 def test_a_certificate_is_issued_again_in_its_place(pki: Path, run: Any) -> None:
     run("issue", pki, "a")
     first = read_identity("credentials", pki / "a", "a")

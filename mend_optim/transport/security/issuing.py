@@ -112,6 +112,10 @@ class Authority:
         )
         return certificate.public_bytes(Encoding.PEM), _private_pem(key)
 
+    def end(self) -> datetime:
+        """Return the last moment at which it is valid, in UTC, without a zone."""
+        return self._certificate().not_valid_after_utc.replace(tzinfo=None)
+
     def identifier(self) -> x509.AuthorityKeyIdentifier:
         """Return the identifier of its key, as its certificate has it: others make them in other
         ways. One without any was issued before this library wrote them."""

@@ -425,6 +425,20 @@ CLI_MUTANTS = (
         RESTARTS,
     ),
     mutant(
+        "what-a-process-never-heard-of-is-in-its-account",
+        "cli/ledger/restarts",
+        "        if last[process.name] == process:\n",
+        "        if False:\n",
+        RESTARTS,
+    ),
+    mutant(
+        "what-a-former-process-never-heard-of-is-lost-to-the-last",
+        "cli/ledger/restarts",
+        "        if last[process.name] == process:\n",
+        "        if True:\n",
+        RESTARTS,
+    ),
+    mutant(
         "nobody-tells-why-two-counts-differ",
         "cli/ledger/verdict",
         "    found += _uncounted(story)\n",

@@ -8,6 +8,7 @@ tells it to the new process: `status()` and `finish()` don't count it.
 The first line of the new process has the anchor of its checkpoint (`restored`). Offers of its
 predecessors that were merged after that anchor are the work in question. Those that were on their
 way in the checkpoint are not: they are in its account, and its line says that the offer is `mine`.
+The last process of a name may never hear of them, as it met nobody, or ended before.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ def uncounted_tokens(chains: Chains, lines: Iterable[Line]) -> Mapping[str, int]
     places = {key: i for i, key in enumerate(chains.trunk)}
     # An offer comes once, though several processes may have started from one checkpoint.
     lost: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-    for process, own in _by_process(lines).items():
-        for version, member in _uncounted(chains, places, process, own):
+    by_process = _by_process(lines)
+    last = {process.name: process for process in sorted(by_process)}
+    for process, own in by_process.items():
+        offers = [*_uncounted(chains, places, process, own)]
+        if last[process.name] == process:
+            offers += _unheard(chains, places, process, own)
+        for version, member in offers:
             lost[process.name][version, member.incarnation] = member.tokens
     return {name: sum(tokens.values()) for name, tokens in lost.items()}
 
@@ -69,6 +75,15 @@ def _uncounted(
             is_by_itself = any(PeerId(m.name, m.incarnation) == process for _, m in offers)
             yield from former[1:] if line.record.mine and not is_by_itself else former
         at = max(at, place)
+
+
+def _unheard(
+    chains: Chains, places: dict[AnchorKey, int], process: PeerId, own: Sequence[Line]
+) -> list[tuple[int, MemberRecord]]:
+    """The offers of its predecessors in anchors that came after its last line."""
+    at = max(_place(chains, places, key_of(line.record)) for line in own)
+    offers = [(key[1], m) for key in chains.trunk[at + 1 :] for m in chains.anchors[key].members]
+    return [(version, m) for version, m in offers if _is_former(m, process)]
 
 
 def _is_former(member: MemberRecord, process: PeerId) -> bool:

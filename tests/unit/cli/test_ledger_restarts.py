@@ -78,6 +78,29 @@ def test_a_learner_that_starts_twice_from_one_checkpoint_has_lost_each_offer_onc
     assert uncounted(ledgers.text)["b"] == 40 + 20 * after
 
 
+def test_a_process_that_meets_nobody_again_has_not_heard_of_what_was_merged() -> None:
+    """The others have ended by then, so all that it writes is the line of its checkpoint."""
+    ledgers, saved = killed()
+    ledgers.restart("b")
+    ledgers.lineages["b"] = saved
+    ledgers.whole("b", of="b", reason="restored")
+    assert uncounted(ledgers.text) == {"a": 0, "b": 40}
+
+
+def test_a_process_that_goes_on_after_another_has_heard_of_all() -> None:
+    """The one between has only the line of its checkpoint. The last one goes on from a later
+    checkpoint of the first."""
+    ledgers, saved = killed()
+    later = ledgers.lineages["a"]
+    ledgers.restart("b")
+    ledgers.lineages["b"] = saved
+    ledgers.whole("b", of="b", reason="restored")
+    ledgers.lineages["b"] = later
+    restart(ledgers, later)
+    ledgers.round(TOKENS)
+    assert uncounted(ledgers.text) == {"a": 0, "b": 0}
+
+
 def test_a_checkpoint_after_the_last_round_loses_nothing() -> None:
     ledgers, saved = killed(after=0)
     restart(ledgers, saved)

@@ -227,6 +227,9 @@ class Status:
 def _where_it_stands(status: Status) -> str:
     if not status.sync_every:
         return "has no peers"
+    if status.ended == AGREED and status.unmerged_tokens:
+        # Perhaps nobody else was left, or no quorum: that is no model of all with all work in it.
+        return f"has ended, and {status.unmerged_tokens:,} of its tokens are in no anchor"
     if status.ended:
         return _ENDS[status.ended]
     return "has joined" if status.joined else "has not joined yet"

@@ -135,9 +135,14 @@ def test_a_learner_before_it_joins_and_one_without_peers() -> None:
 
 
 def test_a_learner_that_has_ended_says_how() -> None:
-    agreed, left = (str(replace(STATUS, ended=how)).splitlines()[0] for how in ("agreed", "left"))
-    assert agreed == "a has ended, and all have agreed on one model"
-    assert left == "a has left, and has agreed on no model"
+    def line(ended: str, unmerged: int) -> str:
+        return str(replace(STATUS, ended=ended, unmerged_tokens=unmerged)).splitlines()[0]
+
+    assert line("agreed", 0) == "a has ended, and all have agreed on one model"
+    assert line("agreed", 12288) == "a has ended, and 12,288 of its tokens are in no anchor"
+    assert {line("left", unmerged) for unmerged in (0, 8)} == {
+        "a has left, and has agreed on no model"
+    }
 
 
 def test_refusals_are_told_once_there_are_some() -> None:

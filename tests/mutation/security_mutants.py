@@ -423,6 +423,20 @@ SECURITY_MUTANTS = (
         NAMES,
     ),
     mutant(
+        "a-folder-is-told-to-be-closed",
+        "security/files",
+        "    if path.is_dir():\n",
+        "    if False:\n",
+        SECRETS,
+    ),
+    mutant(
+        "a-file-in-place-of-a-folder-ends-in-a-traceback",
+        "security/loading",
+        "            with suppress(OSError):",
+        "            with suppress(FileNotFoundError):",
+        FILES,
+    ),
+    mutant(
         "keys-for-all-eyes",
         "security/files",
         'if os.name == "posix" and mode & OTHERS:',

@@ -95,6 +95,11 @@ def refuse_open_key(source: str, path: Path) -> None:
         raise UsageError(
             f"{source} must be a file that this process can read, got {path}: {error.strerror}"
         ) from None
+    # It is open to others for a reason, and without that nobody could look into it.
+    if path.is_dir():
+        raise UsageError(
+            f"{source} must be a file that this process can read, got {path}: Is a directory"
+        )
     if os.name == "posix" and mode & OTHERS:
         raise UsageError(
             f"{source} must be a file that only its owner may read, got {path} with mode {mode:o};"

@@ -72,6 +72,6 @@ def _read_secret(source: str, file: Path) -> bytes:
         # never its content
         raise UsageError(
             f"{source} must be a file with a secret of {SECRET_BYTES} random bytes, got {file} with"
-            f" something else; make one: {MAKE} {file}"
+            f" something else; make one in a new file: {MAKE} FILE"
         )
     return secret

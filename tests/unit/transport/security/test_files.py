@@ -230,6 +230,16 @@ def test_a_missing_file_is_named(directory: Path, file: str) -> None:
     )
 
 
+def test_a_file_is_no_directory_of_credentials(tmp_path: Path) -> None:
+    file = secret_in(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_identity("credentials", Credentials.files(file), "a")
+    assert str(caught.value) == (
+        f"credentials must be a file that this process can read, got {file / 'key.pem'}:"
+        " Not a directory"
+    )
+
+
 @pytest.mark.parametrize("file", ["ca.pem", "cert.pem", "key.pem"])
 def test_garbage_in_a_file_is_named(directory: Path, file: str) -> None:
     (files_of(directory, OURS, "a") / file).write_text("garbage")

@@ -101,7 +101,17 @@ def test_what_is_no_secret_is_refused_and_not_repeated(tmp_path: Path, content: 
         secret_identity("MEND_SECRET_FILE", file, "a")
     assert str(caught.value) == (
         f"MEND_SECRET_FILE must be a file with a secret of 32 random bytes, got {file} with"
-        f" something else; make one: python -m mend_optim.certs secret {file}"
+        " something else; make one in a new file: python -m mend_optim.certs secret FILE"
+    )
+
+
+def test_a_folder_is_no_secret(tmp_path: Path) -> None:
+    """Its mode is no fault, and another one would lock everybody out of it."""
+    tmp_path.chmod(0o755)
+    with pytest.raises(UsageError) as caught:
+        secret_identity("credentials", tmp_path, "a")
+    assert str(caught.value) == (
+        f"credentials must be a file that this process can read, got {tmp_path}: Is a directory"
     )
 
 

@@ -130,6 +130,11 @@ def to_refuse(
     return most, f"with its {most.tokens} tokens, the anchor would have too many"
 
 
+def way_of(offer: Offer) -> str:
+    """The end of a sentence about an offer: whether another learner has passed it on."""
+    return f"; {offer.passed_by.name} has passed it on" if offer.passed_by else ""
+
+
 def _orphans(offers: Sequence[Offer]) -> set[int]:
     """The indices of offers whose word does not count: those that others passed on, and those of a
     process that a later one of its name has followed. A learner can start as often as it likes."""

@@ -18,7 +18,7 @@ from mend_optim.engine.relaying import Relaying
 from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
-from mend_optim.engine.seal_checks import to_refuse
+from mend_optim.engine.seal_checks import to_refuse, way_of
 from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
@@ -211,9 +211,7 @@ class Sealer:
             return False
         offer, why = found
         round.leave_out(offer)
-        if offer.passed_by:
-            why += f"; {offer.passed_by.name} has passed it on"
-        state.refuse(offer.peer, f"offer {offer.seq}", why)
+        state.refuse(offer.peer, f"offer {offer.seq}", f"{why}{way_of(offer)}")
         return True
 
     def _own(self, p: int) -> Entry | None:

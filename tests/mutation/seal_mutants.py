@@ -475,9 +475,9 @@ SEAL_MUTANTS = (
     Mutant(
         "who-passed-on-an-outlier-is-not-told",
         4,
-        "engine/sealer",
-        '            why += f"; {offer.passed_by.name} has passed it on"',
-        "            pass",
+        "engine/seal_checks",
+        'has passed it on" if offer.passed_by else ""',
+        'has passed it on" if False else ""',
         SEALING,
     ),
     Mutant(

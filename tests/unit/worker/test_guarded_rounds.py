@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim import DiLoCoNesterov, Guard, Nesterov
+from mend_optim.codecs.blockwise import Int8
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import MOST, raw
 from mend_optim.codecs.registry import CODECS, find_codec
@@ -157,6 +158,16 @@ def test_a_clipped_offer_is_merged_at_the_bound(codec: str) -> None:
     step = (trio.anchors[1] - before).square().mean().sqrt().item()
     assert step == pytest.approx(8 / 3, rel=0.1)
     assert torch.equal(trio.anchors[1], trio.anchors[2])
+
+
+def test_the_packet_of_a_clipped_offer_does_not_come_back() -> None:
+    """Not even if it is the only one: its author has signed another."""
+    trio = Trio(guard=Guard(clip=True), codec=Int8(back="exact"))
+    trio.train()
+    *others, last = trio.offers(accident(1e6))
+    nothing = [replace(offer, seq=0, tokens=0, steps=0, sections={}) for offer in others]
+    seal = trio.learners[0].seal_from(trio.merge((*nothing, last)))
+    assert set(seal.sections) == {MERGED, SIZES}
 
 
 def test_learners_of_other_sizes_are_merged_without_a_guard() -> None:

@@ -50,6 +50,10 @@ REPLACED = (
     "weights were replaced after step {}, and finish() puts the merged model in their place: load "
     "weights after finish(), on every learner"
 )
+GIVEN_UP = (
+    "others' weights took the place of this learner's, whose optimizer has state of earlier "
+    "training: load trained weights on all learners before they start"
+)
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
     "there is: {there}"
@@ -90,6 +94,8 @@ class Handover:
         and join.
 
         Returns whether the cluster's weights have replaced the learner's."""
+        is_known = saved is not None and saved.step > 0
+        was_trained = not is_known and self._tensors.have_stepped()
         if saved and saved.fragments:
             replaced = self._learner.begin(*self._restore(saved))
         else:
@@ -101,6 +107,8 @@ class Handover:
             anchors = self._anchors(weights)
             replaced = self._learner.begin(anchors, resumed, ())
         note_joined()
+        if replaced and was_trained:
+            self._learner.tell(Event("replaced", GIVEN_UP))
         self.run()
         return replaced
 

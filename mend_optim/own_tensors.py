@@ -73,6 +73,10 @@ class ModelTensors(Protocol):
         """The names of all that the inner optimizer keeps for fragment `p`."""
         ...
 
+    def have_stepped(self) -> bool:
+        """Whether the inner optimizer has trained these tensors before."""
+        ...
+
     def bring(self, correction: Correction) -> Correction:
         """The correction, with its tensors where the parameters are. The worker calls it."""
         ...
@@ -214,6 +218,12 @@ class OwnTensors:
     def state_names(self, p: int, steps: int) -> list[str]:
         """See `ModelTensors`."""
         return self._state(p, steps).names()
+
+    def have_stepped(self) -> bool:
+        """See `ModelTensors`."""
+        fragments = self.layout.fragments
+        own = [f.index for f in fragments if not isinstance(f, BufferFragment)]
+        return any(self._state(p, 0).has_stepped() for p in own)
 
     def _join(self) -> None:
         """Let the training stream wait for what was rounded away and is on its way."""

@@ -254,6 +254,10 @@ class SharedTensors:
         """See `ModelTensors`. Of the lead's own parts."""
         return self._own.state_names(p, steps)
 
+    def have_stepped(self) -> bool:
+        """See `ModelTensors`. Of the lead's own parts."""
+        return self._own.have_stepped()
+
     def bring(self, correction: Correction) -> Correction:
         """See `ModelTensors`. The ranks get their parts from the host."""
         return correction

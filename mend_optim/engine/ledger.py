@@ -128,6 +128,8 @@ class Event:
                         than this learner has under the same key
     outvoted            peer, incarnation, fragment: a peer had handed this learner another anchor
                         than most learners have. It asks `peer` for theirs
+    replaced            none: as this learner joined, others' weights took the place of its own,
+                        which were trained before it was wrapped
     jumped              none: the weights were replaced between two steps
     unseen              none: the inner optimizer trains, and no step is seen
     undialled           address, peers (names): nobody dials this learner there, although it

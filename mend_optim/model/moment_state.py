@@ -48,6 +48,18 @@ class FragmentState:
         states = [self.inner.state.get(self.parameters[i]) or {} for i in self.fragment.tensors]
         return sorted({str(key) for state in states for key in state})
 
+    def has_stepped(self) -> bool:
+        """Whether the inner optimizer has trained any of the fragment's parameters, as far as its
+        state tells: some have state before the first step."""
+        states = [self.inner.state.get(self.parameters[i]) or {} for i in self.fragment.tensors]
+        return any(map(_tells_of_steps, states))
+
+
+def _tells_of_steps(state: Mapping[str, Any]) -> bool:
+    if "step" in state:
+        return bool(state["step"] > 0)
+    return any(isinstance(value, Tensor) and bool(value.any()) for value in state.values())
+
 
 # ── reading and correcting ────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,7 @@ WARNINGS = (
     "healed",
     "rolled_back",
     "switched",
+    "replaced",
     "jumped",
     "unseen",
     "undialled",

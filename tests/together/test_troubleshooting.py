@@ -474,6 +474,19 @@ def jumped() -> Said:
         return watch.until("jumped")
 
 
+def replaced() -> Said:
+    """A newcomer whose optimizer was trained before it was wrapped."""
+    watch = Watch()
+    late = SGD([Parameter(torch.full((3,), 8.0))], lr=1.0, momentum=0.5)
+    step(late, 1.0)
+    with cluster(descent(0.0), descent(0.0), **LOCKSTEP) as both:
+        drive(both, 4, lambda i, s: 1.0)
+        options = {"name": "c", "listen": LOOPBACK, "on_event": watch, "timing": TIMING, **LOCKSTEP}
+        with closing(MendOptimizer(late, peers=[both[0].status().address], **options)) as newcomer:
+            newcomer.join()
+            return watch.until("replaced")
+
+
 def past_the_wrapper() -> Said:
     watch = Watch()
     inner = descent(0.0)
@@ -673,6 +686,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Tokens that are counted in two ways": uneven,
     "Two models side by side": lambda: other_models("parted"),
     "Another model was taken over": switched,
+    "Trained weights gave way to others": replaced,
     "One model again": lambda: other_models("agreed"),
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),

@@ -1067,3 +1067,35 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
             assert torch.allclose(
                 device.state(moment.name, i).cpu(), host.state(moment.name, i), rtol=1e-4
             )
+
+
+# ── earlier steps ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        optim.AdamW,
+        optim.Adagrad,  # has state before its first step
+        lambda p: optim.Adagrad(p, initial_accumulator_value=0.1),
+        lambda p: optim.SGD(p, momentum=0.9),
+    ],
+)
+def test_an_optimizers_state_tells_of_earlier_steps(make: Callable[..., Optimizer]) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    inner = make([parameter])
+    (fragment,) = Layout(["w"], [parameter], 1).fragments
+    state = FragmentState(fragment, [parameter], inner, 0)
+    assert not state.has_stepped()
+    parameter.grad = torch.ones(3)
+    inner.step()
+    assert state.has_stepped()
+
+
+def test_an_optimizer_without_state_tells_nothing() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    inner = optim.SGD([parameter])
+    (fragment,) = Layout(["w"], [parameter], 1).fragments
+    parameter.grad = torch.ones(3)
+    inner.step()
+    assert not FragmentState(fragment, [parameter], inner, 0).has_stepped()

@@ -19,6 +19,9 @@ class Stops:
         self._looked_at = float("inf")
         #: When the last stop was over; `-inf`: there was none.
         self._over_at = float("-inf")
+        #: When the first stop was over of those after which the peers have not answered; None: they
+        #: have. Stops that follow one another lengthen no wait.
+        self._unanswered_since: float | None = None
 
     def look(self, now: float) -> float:
         """The network loop looks at the clock. Return for how many seconds this learner was stopped
@@ -27,6 +30,8 @@ class Stops:
         if not self._is_stop(passed_s):
             return 0.0
         self._over_at = now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
         return passed_s
 
     def last(self, now: float) -> float:
@@ -43,8 +48,11 @@ class Stops:
         """
         over_at = self.last(now)
         # The loop asks as it looks: an answer to what was asked before the stop counts no more.
-        is_known = answered and over_at == self._over_at
-        return over_at if is_known else over_at + self._timing.evict_after_s
+        if answered and over_at == self._over_at:
+            self._unanswered_since = None
+            return over_at
+        since = over_at if self._unanswered_since is None else self._unanswered_since
+        return since + self._timing.evict_after_s
 
     def _is_stop(self, seconds: float) -> bool:
         """Whether peers suspect a learner of which they hear nothing for so long."""

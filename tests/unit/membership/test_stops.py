@@ -39,7 +39,17 @@ def test_after_a_stop_an_answer_says_what_the_others_did() -> None:
 
 def test_an_answer_from_before_a_stop_says_nothing() -> None:
     stops = looked(0.0, 10.0)
+    assert stops.known_at(10.0, answered=True) == 10.0
     assert stops.known_at(20.0, answered=True) == 50.0
+
+
+def test_stops_that_follow_one_another_lengthen_no_wait() -> None:
+    """Whose loop is blocked again and again hears answers too late each time."""
+    stops = looked(0.0, 10.0, 20.0, 30.0)
+    assert stops.known_at(31.0, answered=False) == stops.known_at(36.0, answered=True) == 40.0
+    assert stops.known_at(31.0, answered=True) == 30.0
+    stops.look(42.0)
+    assert stops.known_at(42.0, answered=False) == 72.0
 
 
 def test_a_learner_that_was_never_stopped_knows_the_others() -> None:

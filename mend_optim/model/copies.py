@@ -97,7 +97,8 @@ def _are_plain(tensors: Sequence[Tensor]) -> bool:
 
 def _shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of a flat buffer, each in the shape of one of these tensors, which fill it."""
-    if _are_plain(like):
+    # Some versions of torch make an empty tensor flat.
+    if _are_plain(like) and all(tensor.numel() for tensor in like):
         return list(_unflatten(flat, like))
     parts = torch.split(flat, [tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mend_optim.model import copies
 from mend_optim.model.copies import (
     SAMPLES,
     belong_to,
@@ -115,6 +116,20 @@ def test_fragments_cover_every_element_once(fragments: int, seed: int) -> None:
     made = layout(*parameters, fragments=fragments)
     everything = torch.cat(gathered(made, parameters))
     assert sorted(everything.tolist()) == sorted(torch.cat(parameters).tolist())
+
+
+def test_an_empty_tensor_keeps_its_shape_where_torch_makes_it_flat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unflatten(flat: Tensor, like: Any) -> list[Tensor]:
+        parts = flat.split([tensor.numel() for tensor in like])
+        return [p.view(t.shape) if t.numel() else p for p, t in zip(parts, like, strict=True)]
+
+    monkeypatch.setattr(copies, "_unflatten", unflatten)
+    parameters: list[Tensor] = [torch.ones(2, 2), torch.empty(0, 3)]
+    made = layout(*parameters)
+    scattered(made, gathered(made, parameters), parameters, replace=False)
+    assert parameters[0].tolist() == [[2, 2], [2, 2]]
 
 
 # ── few calls ─────────────────────────────────────────────────────────────────────────────────────

@@ -56,9 +56,10 @@ class FragmentState:
 
 
 def _tells_of_steps(state: Mapping[str, Any]) -> bool:
-    if "step" in state:
-        return bool(state["step"] > 0)
-    return any(isinstance(value, Tensor) and bool(value.any()) for value in state.values())
+    if state.get("step") is not None:
+        return bool((torch.as_tensor(state["step"]) > 0).any())
+    values = [own_part(value) for value in state.values() if isinstance(value, Tensor)]
+    return any(bool(value.any()) for value in values)
 
 
 # ── reading and correcting ────────────────────────────────────────────────────────────────────────

@@ -1072,6 +1072,14 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
 # ── earlier steps ─────────────────────────────────────────────────────────────────────────────────
 
 
+class Uncounted(optim.SGD):
+    """Keeps a place for a count, and does not count."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].update(step=None, average=parameter.grad.clone())
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -1079,6 +1087,7 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
         optim.Adagrad,  # has state before its first step
         lambda p: optim.Adagrad(p, initial_accumulator_value=0.1),
         lambda p: optim.SGD(p, momentum=0.9),
+        Uncounted,
     ],
 )
 def test_an_optimizers_state_tells_of_earlier_steps(make: Callable[..., Optimizer]) -> None:

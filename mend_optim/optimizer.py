@@ -42,10 +42,10 @@ class MendOptimizer(ReportingFace):
     """Wrap any torch optimizer, so that independent training processes train one model together.
 
     `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
-    parameters θ and offers, in the background, what it has learned since the anchor Θ: the delta
-    Δ = Θ - θ, in float32. A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, and every learner takes the
-    outer step, by default Θ ← Θ - f Δ̄. A later `step()` adds the difference to the parameters, and
-    local progress is kept (DiLoCo, arXiv 2311.08105; Decoupled DiLoCo, arXiv 2604.21428).
+    parameters θ and offers, in the background, what it has learned since the anchor Θ: the delta Δ
+    = Θ - θ, in float32. A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, and every learner takes the
+    outer step, by default Θ ← Θ - ρ f Δ̄. A later `step()` adds the difference to the parameters,
+    and local progress is kept (DiLoCo, arXiv 2311.08105; Decoupled DiLoCo, arXiv 2604.21428).
 
     No network fault blocks training or raises into it. Without `listen` and `peers`, a
     `MendOptimizer` is its inner optimizer, bit for bit.
@@ -73,10 +73,10 @@ class MendOptimizer(ReportingFace):
         grace: how long a round with its quorum waits for more offers: a `Grace`, or seconds >= 0.
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
             "uniform".
-        merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on
-            average), "mean", "rda" (radial-directional), or one that a few wrong members cannot
-            take away and that ignores `weighting`: "trimmed_mean" or "median" of each coordinate,
-            or "centered_clip" (members clipped to a ball around their median).
+        merge: "norm_preserving" (the mean at the members' length, as far as the fastest), "mean",
+            "rda" (radial-directional), or one that a few wrong members cannot take away and that
+            ignores `weighting`: "trimmed_mean" or "median" of each coordinate, or "centered_clip"
+            (members clipped to a ball around their median).
         outer: the outer optimizer, a `Nesterov` or a `DiLoCoNesterov`.
         codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
             "powersgd", or a codec with options, such as `PowerSGD(rank=8)`.

@@ -22,6 +22,8 @@ from mend_optim.protocol.lineage import Entry, PeerId
 
 #: The greatest ρ.
 MOST_HEADWAY = 1.75
+#: Members of equal speed may have so much, by rounding.
+NOISE = 1e-9
 
 
 def headway(members: Sequence[Entry], w: Sequence[float], regulars: Collection[PeerId]) -> float:
@@ -43,4 +45,5 @@ def headway(members: Sequence[Entry], w: Sequence[float], regulars: Collection[P
         return 1.0
     counted = [entry.steps for entry in members if entry.peer in regulars and entry.steps]
     most = max(counted or [entry.steps for entry in members])
-    return max(1.0, min(most / mean, MOST_HEADWAY, 1 / math.sqrt(squares)))
+    found = min(most / mean, MOST_HEADWAY, 1 / math.sqrt(squares))
+    return found if found > 1 + NOISE else 1.0

@@ -24,7 +24,7 @@ from enum import Enum
 from mend_optim.engine.effects import Outsize
 from mend_optim.engine.lateness import Lateness
 from mend_optim.engine.quorum import Delays
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import SIGNATURE, Offer
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
@@ -63,8 +63,8 @@ class Round:
         self.untold: dict[PeerId, Outsize] = {}
         #: The offers that are being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
-        #: The members of the last round that was sealed here. In the next one, others may bring the
-        #: work of several.
+        #: The learners whose work the last seal has. In the next round, others may bring the work
+        #: of several.
         self.regulars: frozenset[PeerId] = frozenset()
         #: Names of expected learners that are not among the members of the last round.
         self.absent: tuple[str, ...] = ()
@@ -242,12 +242,14 @@ class Round:
         self._on("sealed")
         self.sealed_at = now
         self.outsized.clear()
-        self.regulars = frozenset(offer.peer for offer in self.members)
         self._reset()
 
-    def advanced(self, now: float) -> None:
-        """The sealer itself has the new anchor."""
-        self.delays.sync_took(now - self.decided_at)
+    def advanced(self, now: float, members: Iterable[Entry], is_mine: bool) -> None:
+        """This learner has the anchor of a seal with these members. If the seal `is_mine`, the
+        sealer itself has it."""
+        self.regulars = frozenset(entry.peer for entry in members if entry.steps)
+        if is_mine:
+            self.delays.sync_took(now - self.decided_at)
 
     def void(self) -> None:
         """The anchor moved, or another learner is the sealer now. The round is over, and the offers

@@ -339,7 +339,7 @@ class Sealer:
 
     def advanced(self, now: float, seal: Seal) -> None:
         """This learner has the anchor of a seal."""
-        if self.state.is_me(seal.sealer):
-            self.state.rounds[seal.fragment].advanced(now)
-        else:
+        is_mine = self.state.is_me(seal.sealer)
+        self.state.rounds[seal.fragment].advanced(now, seal.members, is_mine)
+        if not is_mine:
             self.relaying.hand_down(seal)

@@ -6,7 +6,7 @@ from tests.mutation.mutant_list import Mutant, of
 
 RULE, SCALE, ANCHOR = "engine/headway", "worker/scale", "worker/fragment_anchor"
 TESTS = of("unit/engine/test_headway")
-SEALER = of("unit/engine/test_sealer", "fastest_member")
+SEALER = of("unit/engine/test_sealer", "fastest_member or was_there")
 SCALING = of("unit/worker/test_scale")
 PAYLOAD = of("unit/worker/test_seal_payload", "headway or scale")
 LATE = of("unit/worker/test_disagreement", "headway")
@@ -19,12 +19,13 @@ def mutant(
 
 
 HEADWAY_MUTANTS = (
+    mutant("slow-members-hold-the-anchor-up", RULE, "found = min(most / mean,", "found = min(1.0,"),
     mutant(
-        "slow-members-hold-the-anchor-up", RULE, "max(1.0, min(most / mean,", "max(1.0, min(1.0,"
+        "the-anchor-stays-behind-the-mean", RULE, "found if found > 1 + NOISE else 1.0", "found"
     ),
-    mutant("the-anchor-stays-behind-the-mean", RULE, "max(1.0, min(", "(min("),
     mutant("headway-has-no-bound", RULE, ", MOST_HEADWAY, 1 /", ", 1 /"),
-    mutant("claimed-steps-lengthen-a-step", RULE, ", 1 / math.sqrt(squares)))", "))"),
+    mutant("claimed-steps-lengthen-a-step", RULE, ", 1 / math.sqrt(squares))", ")"),
+    mutant("rounding-is-headway", RULE, "if found > 1 + NOISE", "if found > 1"),
     mutant("who-missed-rounds-counts-as-fast", RULE, "if entry.peer in regulars and ", "if "),
     mutant(
         "only-who-missed-rounds-counts",
@@ -42,8 +43,15 @@ HEADWAY_MUTANTS = (
     mutant(
         "no-member-is-a-regular-one",
         "engine/round",
-        "        self.regulars = frozenset(offer.peer for offer in self.members)\n",
+        "        self.regulars = frozenset(entry.peer for entry in members if entry.steps)\n",
         "",
+        SEALER,
+    ),
+    mutant(
+        "who-brought-nothing-is-a-regular-one",
+        "engine/round",
+        "entry.peer for entry in members if entry.steps)",
+        "entry.peer for entry in members)",
         SEALER,
     ),
     mutant(

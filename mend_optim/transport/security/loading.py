@@ -77,7 +77,7 @@ class CredentialFiles:
             return ()
         stamps = []
         for file in (CA, CERT, KEY, DENY):
-            with suppress(OSError):  # whoever reads the file says what is wrong
+            with suppress(OSError):  # reading the file tells the fault
                 seen = (self._credentials.path / file).stat()
                 stamps.append((file, seen.st_mtime_ns, seen.st_ino, seen.st_size))
         return tuple(stamps)

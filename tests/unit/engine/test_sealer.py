@@ -121,7 +121,19 @@ def test_the_anchor_goes_as_far_as_the_fastest_member_of_the_last_round(
     merge = engine.merge()
     assert merge.headway == pytest.approx(headway)
     engine.done(merge)
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
     assert engine.engine.state.rounds[0].regulars == {ME, PEER, THIRD}
+
+
+def test_a_seal_of_another_learner_tells_who_was_there_too() -> None:
+    """An empty offer is no work: its sender's next one may be that of two rounds."""
+    engine = sealer(PEER, THIRD)
+    nothing = Entry(THIRD, 0, 0, 0)
+    engine.receive(seal_of(BASE, Entry(PEER, 1, 40, 4), nothing, sealer=PEER))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.engine.state.rounds[0].regulars == {PEER}
 
 
 @pytest.mark.parametrize(("steps", "weights"), [(4, (1.0, 0.0)), (0, (0.5, 0.5))])

@@ -12,14 +12,29 @@ from tests.support.addresses import free_addresses
 from tests.support.pages import play_ranks, run_together
 from tests.system.test_migration import FIRST, PAGE, losses
 
+ABORTED = "terminate called without an active exception"
+
 
 @needs("accelerate")
 @pytest.mark.timeout(200)
 def test_local_sgd_runs(tmp_path: Path) -> None:
-    ends = losses(play_ranks(PAGE, "local_sgd.py", tmp_path))
+    ends = losses(_played(tmp_path))
     assert set(ends) == {"0", "1"}
     assert ends["0"] == ends["1"]
     assert float(ends["0"]) < FIRST / 2
+
+
+def _played(folder: Path, tries: int = 3) -> list[str]:
+    """The outputs of accelerate's script. As it ends, its process group sometimes aborts a process
+    that has printed its loss: then all is played again."""
+    place = folder / str(tries)
+    place.mkdir()
+    try:
+        return play_ranks(PAGE, "local_sgd.py", place)
+    except AssertionError as fault:
+        if ABORTED not in str(fault) or tries == 1:
+            raise
+    return _played(folder, tries - 1)
 
 
 @pytest.mark.skipif(find_spec("torchft") is None, reason="needs pip install '.[bench]'")

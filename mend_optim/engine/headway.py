@@ -2,7 +2,8 @@
 
 A slow learner brings few steps to a round, and a fast one many. Their mean stands for fewer steps
 than the fast learner has taken, so by the mean alone the fast one would get on more slowly than by
-itself. The anchor therefore moves by ρ times the mean:
+itself. FedNova (arXiv 2007.07481) divides each delta by its member's steps. Here the deltas stay as
+they are, so that packets of members can stand for them, and the anchor moves by ρ times the mean:
 
     ρ = N / Σ wᵢ nᵢ,    1 ≤ ρ ≤ min(1.75, 1/√Σ wᵢ²)
 

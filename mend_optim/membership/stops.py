@@ -40,7 +40,8 @@ class Stops:
         return now if self._is_stop(now - self._looked_at) else self._over_at
 
     def known_at(self, now: float, answered: bool) -> float:
-        """Return from when on this learner knows what the others did during its last stop.
+        """Return from when on this learner knows what the others did during its last stop. If the
+        peers have answered, the next stop begins a wait of its own.
 
         Args:
             now: The present time.

@@ -162,7 +162,7 @@ def read_scale(packet: Packet, tensors: int, most: float) -> Scale:
     if packet.codec != RAW or packet.numel != numel or packet.nbytes != scale_nbytes(tensors):
         raise PeerError(
             f"Scale of the mean is not {numel} float32: one for each of {tensors} tensors, and "
-            f"the headway"
+            "the headway"
         )
     *found, headway = view(packet.data, torch.float32).tolist()
     scale = Scale(tuple(found), headway)

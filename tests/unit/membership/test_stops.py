@@ -44,7 +44,7 @@ def test_an_answer_from_before_a_stop_says_nothing() -> None:
 
 
 def test_stops_that_follow_one_another_lengthen_no_wait() -> None:
-    """Whose loop is blocked again and again hears answers too late each time."""
+    """A learner whose loop is blocked again and again hears each answer too late."""
     stops = looked(0.0, 10.0, 20.0, 30.0)
     assert stops.known_at(31.0, answered=False) == stops.known_at(36.0, answered=True) == 40.0
     assert stops.known_at(31.0, answered=True) == 30.0

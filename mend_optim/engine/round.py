@@ -230,10 +230,10 @@ class Round:
         self.reason = reason if reason != "all_present" or not self.absent else "slow_left_out"
         return self.members
 
-    def is_interrupted(self, stopped_at: float) -> bool:
-        """Whether to throw the merge away, because this learner was stopped since its members were
-        fixed; `stopped_at` is when its last stop was over. Never twice in a row: if each merge
-        itself stops the learner, there would be no round at all."""
+    def note_stop(self, stopped_at: float) -> bool:
+        """The merge is over, and this learner's last stop was at `stopped_at`. Return whether to
+        throw the merge away, because that was since its members were fixed. Never twice in a row:
+        if each merge itself stops the learner, there would be no round at all."""
         self.was_interrupted = stopped_at >= self.decided_at and not self.was_interrupted
         return self.was_interrupted
 

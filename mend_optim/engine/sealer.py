@@ -269,7 +269,7 @@ class Sealer:
         state, p = self.state, job.fragment
         fragment, round = state.fragments[p], state.rounds[p]
         moved = fragment.lineage.key != job.base.key or fragment.is_moving
-        stopped = round.is_interrupted(state.stops.last(now))
+        stopped = round.note_stop(state.stops.last(now))
         if done.fault or moved or stopped or not state.mode.may_seal:
             self._throw_away(now, fragment, round, done.fault)
             return

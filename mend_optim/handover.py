@@ -105,6 +105,7 @@ class Handover:
                 intact = self._tensors.belong_to(saved.weights)
                 resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
             anchors = self._anchors(weights)
+            anchors.were_trained = was_trained
             replaced = self._learner.begin(anchors, resumed, ())
         note_joined()
         if replaced and was_trained:

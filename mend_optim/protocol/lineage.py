@@ -36,6 +36,8 @@ from typing import NamedTuple
 
 #: Length of every digest.
 DIGEST_BYTES = 16
+#: The bit in the first byte of a genesis that says that its weights were trained before.
+_TRAINED = 0x80
 #: Length of the number of rollbacks in a genesis.
 ROLLBACK_BYTES = 4
 #: The most rollbacks of one run.
@@ -166,6 +168,15 @@ def content_digest(*parts: bytes | memoryview) -> bytes:
     for part in parts:
         state.update(part)
     return state.digest()[:DIGEST_BYTES]
+
+
+def first_genesis(digest: bytes, trained: bool) -> bytes:
+    """Return the genesis of first weights of this digest.
+
+    The first bit says whether an optimizer has trained them before. Learners that start together
+    take the greatest genesis, so trained weights never give way to random ones there."""
+    head = digest[0] | _TRAINED if trained else digest[0] & ~_TRAINED
+    return bytes([head]) + digest[1:]
 
 
 class Rollback(NamedTuple):
@@ -339,7 +350,7 @@ class ModelKey(NamedTuple):
     begun: int
     #: The sum of the anchors' versions.
     version: int
-    #: The first weights, which break the last tie.
+    #: The first weights, which break the last tie: ones that were trained before win it.
     genesis: bytes
 
 

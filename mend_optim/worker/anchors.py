@@ -33,7 +33,7 @@ from mend_optim.engine.effects import (
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
-from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.lineage import content_digest, first_genesis
 from mend_optim.protocol.messages import Offer
 from mend_optim.worker.attesting import check_content, content_of
 from mend_optim.worker.buffer_anchor import BufferAnchor
@@ -83,6 +83,8 @@ class Anchors:
         self.signing: Signing | None = None
         #: Brings a new correction to where the parameters are. Set before the first job, too.
         self.bring: Callable[[Correction], Correction] = lambda correction: correction
+        #: Whether the weights are first weights that an optimizer has trained before.
+        self.were_trained = False
         #: Hashes the bytes of all messages.
         self.hashing = Hashing()
         self.fragments: list[FragmentAnchor | BufferAnchor] = []
@@ -110,6 +112,10 @@ class Anchors:
         )
 
     def genesis(self) -> bytes:
+        """The genesis of the weights, if they are first weights."""
+        return first_genesis(self.digest(), self.were_trained)
+
+    def digest(self) -> bytes:
         """The digest of all anchors' bytes."""
         return content_digest(*(as_bytes(fragment.theta) for fragment in self.fragments))
 
@@ -197,7 +203,7 @@ class Anchors:
         for p, weights in enumerate(job.tensors):
             self.fragments[p].found(weights, job.moments[p] if job.moments else None)
         told = self._seal_residuals(range(len(job.tensors)))
-        return Done(digest=self.genesis(), seal_residuals=told)
+        return Done(digest=self.digest(), seal_residuals=told)
 
     def _seal_residuals(self, changed: Iterable[int]) -> dict[int, SealResidual]:
         """The accounts of the fragments that have changed, and of those that were loaded."""

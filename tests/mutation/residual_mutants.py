@@ -51,8 +51,8 @@ RESIDUAL_MUTANTS = (
     mutant(
         "a-founded-anchor-tells-of-no-residual",
         "worker/anchors",
-        "Done(digest=self.genesis(), seal_residuals=told)",
-        "Done(digest=self.genesis())",
+        "Done(digest=self.digest(), seal_residuals=told)",
+        "Done(digest=self.digest())",
     ),
     mutant(
         "the-engine-hears-of-no-residual",

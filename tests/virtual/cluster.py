@@ -82,6 +82,7 @@ class Cluster:
         self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
         self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # authors of its checkpoint
+        self.pretrained: set[str] = set()  # the names of learners whose first weights were trained
         # By the first identity of a process: its later ones.
         self.renamed: defaultdict[PeerId, set[PeerId]] = defaultdict(set)
         self.training, self.trained = True, 0

@@ -15,7 +15,7 @@ from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Motion
 from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.errors import UsageError
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import PeerId, first_genesis
 from mend_optim.protocol.messages import Call, Message, Offer, Seal
 from mend_optim.worker.checkpoint import Checkpoint, Kept
 from tests.virtual.units import Correction, Section, Units, Vector, add, stack
@@ -139,7 +139,8 @@ class Learner:
             self.cluster.heirs[self.id] = self.heirs
             self.engine.begin(self.now, b"", self.groups, saved.resumed)
         else:
-            self.engine.begin(self.now, self.units.genesis(), self.groups)
+            genesis = first_genesis(self.units.genesis(), self.name in self.cluster.pretrained)
+            self.engine.begin(self.now, genesis, self.groups)
         self.pump()
         self.cluster.after(0.1, self, self.step)
 

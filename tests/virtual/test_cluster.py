@@ -55,6 +55,20 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(many(8, 20)))
+def test_of_learners_that_start_together_all_adopt_weights_that_were_trained(seed: int) -> None:
+    cluster = Cluster(5, seed, policies(timing=replace(TIMING, join_timeout_s=60)))
+    cluster.pretrained = {cluster.names[seed % 5]}
+    cluster.start_all()
+    learners = list(cluster.learners.values())
+    (trained,) = (learner for learner in learners if learner.name in cluster.pretrained)
+    first = set(trained.weights[0])
+    assert cluster.until(lambda: all(x.engine.state.joined for x in learners), 120)
+    assert {x.engine.state.genesis for x in learners} == {trained.engine.state.genesis}
+    assert cluster.settle()
+    assert all(first <= set(learner.agreed(0)) for learner in learners)
+
+
+@pytest.mark.parametrize("seed", range(many(8, 20)))
 def test_newcomers_adopt_the_first_weights_of_a_learner_that_has_joined(seed: int) -> None:
     """Even before its first step: it may step before it hears of them, and drops no step."""
     cluster = Cluster(3, seed, policies())

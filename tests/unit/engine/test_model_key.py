@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mend_optim.engine.state import Switch
 from mend_optim.membership.seeds import Seeds
-from mend_optim.protocol.lineage import Lineage, PeerId, begun, model_key
+from mend_optim.protocol.lineage import Lineage, PeerId, begun, first_genesis, model_key
 from mend_optim.protocol.messages import State
 from mend_optim.protocol.unreached import Unreached
 from tests.support.strategies import digests, lineages
@@ -39,6 +39,26 @@ def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
     assert model_key([fresh.key], b"a", steps) > model_key([fresh.key], b"z", joined)
     assert model_key([fresh.key], b"a", joined) > model_key([fresh.key], b"z", 0)
     assert model_key([fresh.key], b"z", 0) > model_key([Lineage.fresh(b"a").key], b"a", 0)
+
+
+@given(digests, digests, st.integers(0, 2))
+def test_of_first_weights_those_that_were_trained_are_greater(
+    trained: bytes, other: bytes, far: int
+) -> None:
+    a, b = first_genesis(trained, True), first_genesis(other, False)
+    keys = (model_key([Lineage.fresh(genesis).key], genesis, far) for genesis in (a, b))
+    assert next(keys) > next(keys)
+
+
+@given(digests, digests, st.booleans())
+def test_first_weights_keep_their_order_among_others_of_their_kind(
+    a: bytes, b: bytes, trained: bool
+) -> None:
+    one, two = first_genesis(a, trained), first_genesis(b, trained)
+    assert first_genesis(a, trained) == one
+    assert len(one) == len(a)
+    rests = (a[0] & 0x7F, a[1:]), (b[0] & 0x7F, b[1:])
+    assert (one < two) == (rests[0] < rests[1])
 
 
 def test_all_who_have_a_trained_model_show_the_same() -> None:

@@ -779,7 +779,7 @@ def test_the_weights_of_a_lone_learner_become_its_anchor() -> None:
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     done = perform(learner.anchors, Found((wide(3),)))
     assert learner.theta.unique().tolist() == [3]
-    assert done.digest == Learner("b", wide(3)).anchors.genesis()
+    assert done.digest == Learner("b", wide(3)).anchors.digest()
     assert not learner.anchors.fragments[0].feedback.held()
 
 

@@ -1,0 +1,72 @@
+"""Learners that start together, each with first weights of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW, Optimizer
+
+from tests.support.addresses import free_addresses
+from tests.support.learners import Watch, cluster, read, step, weights
+
+TRAINED = 3.0
+
+
+def trained_elsewhere() -> Optimizer:
+    """A bare optimizer that was trained before it is wrapped; its parameter is `TRAINED` now."""
+    inner = SGD(weights(TRAINED + 1), lr=1.0, momentum=0.5)
+    step(inner, 1.0)
+    return inner
+
+
+def fresh(first: float) -> Optimizer:
+    return SGD(weights(first), lr=1.0, momentum=0.5)
+
+
+def each_names_the_others(count: int, watch: Watch) -> list[dict[str, Any]]:
+    """Options of learners that wait for one another."""
+    addresses = free_addresses(count)
+    return [
+        {"listen": own, "peers": [a for a in addresses if a != own], "on_event": watch}
+        for own in addresses
+    ]
+
+
+@pytest.mark.parametrize("first", [-8.0, 0.5, 70.0, 900.0])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_all_take_those_that_were_trained(place: int, first: float) -> None:
+    inners = [fresh(first), fresh(2 * first)]
+    inners.insert(place, trained_elsewhere())
+    watch = Watch()
+    with cluster(*inners, each=each_names_the_others(3, watch)) as optimizers:
+        assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 3
+    assert not watch.of("replaced")
+
+
+def test_of_several_that_were_trained_one_is_taken_and_the_others_are_told() -> None:
+    other = fresh(50.0)
+    step(other, 1.0)
+    watch = Watch()
+    with cluster(
+        trained_elsewhere(), other, fresh(-1.0), each=each_names_the_others(3, watch)
+    ) as optimizers:
+        values = {read(optimizer)[0] for optimizer in optimizers}
+        assert len(values) == 1
+        assert values <= {TRAINED, 49.0}
+    assert len(watch.of("replaced")) == 1
+
+
+def test_an_optimizer_whose_state_has_no_step_yet_was_not_trained() -> None:
+    """Some have state from the start, and a step of 0 in it."""
+    ready = AdamW(weights(900.0), lr=0.1)
+    ready.state[ready.param_groups[0]["params"][0]] = {
+        "step": torch.zeros(()),
+        "exp_avg": torch.zeros(3),
+        "exp_avg_sq": torch.zeros(3),
+    }
+    watch = Watch()
+    with cluster(trained_elsewhere(), ready, each=each_names_the_others(2, watch)) as optimizers:
+        assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 2
+    assert not watch.of("replaced")

@@ -5,13 +5,13 @@ Only the training thread calls this, except `submit`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
+from mend_optim.runtime import clock
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
 from mend_optim.worker.anchors import Anchors
@@ -77,7 +77,7 @@ def plan(learner: Learner, sent: Mapping[int, bool], hold_s: float, *, in_passin
         moments: tuple[str, ...] = ()
         if p is not None:
             moments = boundaries.moments(p)
-            boundaries.hold(p, time.monotonic() + hold_s)
+            boundaries.hold(p, clock.now() + hold_s)
         if q is None:
             return Plan(found.meets, p, moments)
         due = learner.engine.state.fragments[q].adopt_at or 0
@@ -145,7 +145,7 @@ def counted(learner: Learner, p: int) -> bool:
     """All steps up to the copy of fragment `p` are counted. Returns whether the copy is to be
     offered."""
     with Uninterrupted(), learner.mutex:
-        taken = not learner.closed and learner.engine.outcomes.take_held(time.monotonic(), p)
+        taken = not learner.closed and learner.engine.outcomes.take_held(clock.now(), p)
         learner.dispatch_effects()
         return taken
 
@@ -153,7 +153,7 @@ def counted(learner: Learner, p: int) -> bool:
 def let_go(learner: Learner, p: int) -> None:
     """The copy of fragment `p` is not made."""
     with Uninterrupted(), learner.mutex:
-        learner.engine.outcomes.let_go(time.monotonic(), p)
+        learner.engine.outcomes.let_go(clock.now(), p)
         learner.dispatch_effects()
 
 
@@ -179,5 +179,5 @@ def adopted(learner: Learner, p: int) -> None:
     weights do not rest on the present anchor yet."""
     with Uninterrupted(), learner.mutex:
         if p not in learner.worker.mailbox:
-            learner.engine.correction_applied(time.monotonic(), p, False)
+            learner.engine.correction_applied(clock.now(), p, False)
             learner.dispatch_effects()

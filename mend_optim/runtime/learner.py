@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -33,7 +32,7 @@ from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.runtime import open_learners
+from mend_optim.runtime import clock, open_learners
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.long_wait import joining
@@ -94,7 +93,7 @@ class Learner:
         listen: str | None = None,
     ) -> None:
         self.guard = Guard()
-        self.engine = engine(time.monotonic())
+        self.engine = engine(clock.now())
         self.worker = MergeWorker(self.guard, self._finished, partial(_fail, self))
         self._reporter = Reporter(lambda: self.me, ledger, on_event, self._period, self.worker.fail)
         #: The thread that closes it, or has closed it.
@@ -147,7 +146,7 @@ class Learner:
         genesis = anchors.genesis()
         with Uninterrupted(), self.mutex:
             self.worker.begin(anchors, corrections, self.network.transport.notary)
-            self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
+            self.engine.begin(clock.now(), genesis, anchors.layout.groups(), resumed)
             self.dispatch_effects()
         long_wait = self.network.long_wait("still waiting", joining)
         long_wait.until(lambda: self.engine.state.joined, self.wait)
@@ -168,7 +167,7 @@ class Learner:
                 check()
             corrections = [mailbox.pop(p) for p in due]
             for p, correction in zip(due, corrections, strict=True):
-                self.engine.correction_applied(time.monotonic(), p, correction.replace)
+                self.engine.correction_applied(clock.now(), p, correction.replace)
             founding = boundaries.founding
             fragments_to_copy = {p: boundaries.moments(p) for p in boundaries.fragments_to_copy()}
             if fragments_to_copy and founding:
@@ -232,7 +231,7 @@ class Learner:
     def rest(self, finishing: bool = False) -> None:
         """Stop stepping, to synchronize or to finish."""
         with Uninterrupted(), self.mutex:
-            self.engine.rest(time.monotonic(), finishing)
+            self.engine.rest(clock.now(), finishing)
             self.dispatch_effects()
 
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
@@ -372,7 +371,7 @@ class Learner:
         """Post a job's corrections and tell the engine, in one hold of the mutex."""
         with self.mutex:
             self.worker.mailbox.update({each.fragment: each for each in corrections})
-            self.engine.finished(time.monotonic(), job, done)
+            self.engine.finished(clock.now(), job, done)
             self.dispatch_effects()
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
@@ -380,7 +379,7 @@ class Learner:
     def dispatch_effects(self) -> None:
         """Hand out what the engine wants done. Nothing here blocks."""
         assert self.guard.is_held()
-        for effect in self.engine.drain(time.monotonic()):
+        for effect in self.engine.drain(clock.now()):
             match effect:
                 case Send():
                     self.network.send(effect)
@@ -463,7 +462,7 @@ def _say_goodbye(learner: Learner, asked: bool) -> None:
     try:
         if not asked:
             learner.engine.ending.tell_unfinished()
-        learner.engine.leave(time.monotonic())
+        learner.engine.leave(clock.now())
         learner.dispatch_effects()
     except Exception:  # the engine may be what has failed
         log.exception("%s: no goodbye could be said", learner.me.name)

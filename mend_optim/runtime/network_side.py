@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.runtime import clock
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.long_wait import LongWait
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
@@ -143,12 +143,12 @@ class NetworkSide:
         if self._timer:
             self._timer.cancel()
         if not self._guard.over:
-            delay_s = max(0.0, wake_at - time.monotonic())
+            delay_s = max(0.0, wake_at - clock.now())
             self._timer = self.loop.later(delay_s, self._tick)
 
     def _tick(self) -> None:
         with self._guard.mutex:
-            self._engine.tick(time.monotonic())
+            self._engine.tick(clock.now())
             self._dispatch()
 
     # ── the transport's handler ───────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ class NetworkSide:
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
         with self._guard.mutex:
-            is_current = self._engine.met(time.monotonic(), id, address, seed)
+            is_current = self._engine.met(clock.now(), id, address, seed)
             self._dispatch()
             return is_current
 
@@ -173,37 +173,37 @@ class NetworkSide:
 
     def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
         with self._guard.mutex:
-            is_renewed = self._engine.outranked(time.monotonic(), address, namesake)
+            is_renewed = self._engine.outranked(clock.now(), address, namesake)
             self._dispatch()
             return self._engine.state.me if is_renewed else None
 
     def linked(self, id: PeerId, up: bool) -> None:
         with self._guard.mutex:
-            self._engine.linked(time.monotonic(), id, up)
+            self._engine.linked(clock.now(), id, up)
             self._dispatch()
 
     def heard(self, id: PeerId, fragment: int) -> None:
         with self._guard.mutex:
-            self._engine.heard(time.monotonic(), id, fragment)
+            self._engine.heard(clock.now(), id, fragment)
 
     def refused(self, address: str, reason: str) -> None:
         with self._guard.mutex:
-            self._engine.refused(time.monotonic(), address, reason)
+            self._engine.refused(clock.now(), address, reason)
             self._dispatch()
 
     def refused_at(self, address: str, reason: str) -> None:
         with self._guard.mutex:
-            self._engine.refused_at(time.monotonic(), address, reason)
+            self._engine.refused_at(clock.now(), address, reason)
             self._dispatch()
 
     def unreached(self, address: str, cause: Unreached) -> None:
         with self._guard.mutex:
-            self._engine.unreached(time.monotonic(), address, cause)
+            self._engine.unreached(clock.now(), address, cause)
             self._dispatch()
 
     def listed(self, source: str, listing: Listing) -> None:
         with self._guard.mutex:
-            self._engine.listed(time.monotonic(), source, listing)
+            self._engine.listed(clock.now(), source, listing)
             self._dispatch()
 
     def itself(self, address: str) -> None:
@@ -226,29 +226,29 @@ class NetworkSide:
 
     def receive(self, message: Message) -> None:
         with self._guard.mutex:
-            self._engine.receive(time.monotonic(), message)
+            self._engine.receive(clock.now(), message)
             self._dispatch()
 
     def passed_on(self, offer: Offer, by: PeerId) -> None:
         with self._guard.mutex:
-            self._engine.passed_on(time.monotonic(), offer, by)
+            self._engine.passed_on(clock.now(), offer, by)
             self._dispatch()
 
     def delivered(self, to: PeerId, message: Message) -> None:
         with self._guard.mutex:
-            self._engine.delivered(time.monotonic(), to, message)
+            self._engine.delivered(clock.now(), to, message)
             self._dispatch()
 
     def undelivered(self, to: PeerId, message: Message) -> None:
         with self._guard.mutex:
-            self._engine.undelivered(time.monotonic(), to, message)
+            self._engine.undelivered(clock.now(), to, message)
             self._dispatch()
 
     def sight(self) -> Sight:
         # A hello describes the whole model: it is not made while the mutex is held.
         codec = dict(self.hello().policy).get("codec", "")
         with self._guard.mutex:
-            return sight_of(self._engine, time.monotonic(), self.traffic(), codec, self.reported)
+            return sight_of(self._engine, clock.now(), self.traffic(), codec, self.reported)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self._guard.mutex:

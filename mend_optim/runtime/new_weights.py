@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.progress import Motion
+from mend_optim.runtime import clock
 from mend_optim.runtime.learner import Learner
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction
@@ -46,7 +46,7 @@ def begin_anew(learner: Learner, weights: Sequence[Tensor]) -> list[Correction]:
             corrections = list(mailbox.values())
             mailbox.clear()
             before = max(fragment.dropped_tokens for fragment in state.fragments)
-            kept = learner.engine.begin_anew(time.monotonic())
+            kept = learner.engine.begin_anew(clock.now())
             dropped = max(fragment.dropped_tokens for fragment in state.fragments) - before
             facts = {"dropped_tokens": dropped}
             learner.tell(Event("reset", TEXT.format(tokens=dropped), facts))

@@ -275,6 +275,30 @@ PEER_MUTANTS = (
         "return True",
         of("unit/engine/test_engine"),
     ),
+    Mutant(
+        "a-suspended-machine-shows-no-gap",
+        4,
+        "runtime/clock",
+        "return partial(time.clock_gettime, boottime)",
+        "return time.monotonic",
+        of("unit/runtime/test_clock"),
+    ),
+    Mutant(
+        "the-network-loop-looks-at-a-clock-that-stands-still",
+        4,
+        "runtime/network_side",
+        "self._engine.tick(clock.now())",
+        "self._engine.tick(asyncio.get_running_loop().time())",
+        of("together/test_clocks", "suspended"),
+    ),
+    Mutant(
+        "a-learner-has-a-clock-that-stands-still",
+        4,
+        "runtime/learner",
+        "import os\nimport threading\n",
+        "import os\nimport threading\nimport time\n",
+        of("house/test_architecture", "clocks_threads"),
+    ),
     # A stop in a round.
     Mutant(
         "who-thaws-seals-as-if-nothing-had-been",

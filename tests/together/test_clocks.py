@@ -1,4 +1,5 @@
-"""Real learners of which one has a clock that was set back between two starts."""
+"""Real learners whose clocks leap: one is set back between two starts, or a machine was
+suspended."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mend_optim import MendOptimizer, Timing
+from mend_optim.runtime import clock
 from tests.support.checkpoints import me
 from tests.support.learners import (
     LOCKSTEP,
@@ -22,6 +24,7 @@ from tests.support.learners import (
     settle,
     start,
     step,
+    until,
 )
 
 HASTY = Timing(beat_s=0.2, join_timeout_s=1.0, round_timeout_s=30.0, evict_after_s=30.0)
@@ -98,3 +101,25 @@ def test_two_live_processes_of_one_name_both_hear_of_it(monkeypatch: pytest.Monk
             drive([a, b], 3, lambda i, s: 1.0)
             settle([a, b])
             assert twin.status().step == 1
+
+
+def test_learners_of_a_suspended_machine_notice_it_and_train_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python's own clock stands still meanwhile, and so do the timers of the network loop."""
+    heard = Watch()
+    with cluster(descent(1.0), descent(1.0), each=[{"on_event": heard}, {}], **LOCKSTEP) as (a, b):
+        drive([a, b], 3, lambda i, s: 1.0)
+        now = clock.now
+        resumed_at = now() + 3600.0
+        monkeypatch.setattr(clock, "now", lambda: now() + 3600.0)
+        for optimizer in (a, b):
+            assert optimizer._learner
+            stops = optimizer._learner.engine.state.stops
+            # Asked of an earlier time, it tells the last stop that the network loop has seen.
+            until(optimizer, lambda stops=stops: stops.last(0.0) >= resumed_at)
+        drive([a, b], 3, lambda i, s: 1.0)
+        settle([a, b])
+        assert read(a) == read(b)
+        assert not heard.of("evicted")
+        assert not heard.of("suspected")

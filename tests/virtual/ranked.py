@@ -19,7 +19,7 @@ from unittest.mock import patch
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.progress import Progress
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.runtime import held_copies
+from mend_optim.runtime import clock, held_copies
 from mend_optim.runtime.held_copies import NOTHING, Plan
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner, Saved
@@ -93,7 +93,7 @@ class Ranked(Learner):
 
     def decide(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Call a function of `held_copies` at this learner's time."""
-        with patch.object(held_copies, "time", SimpleNamespace(monotonic=lambda: self.now)):
+        with patch.object(clock, "now", lambda: self.now):
             return function(self.learner, *args, **named)
 
     def awaited(self) -> set[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mend_optim.errors import UsageError, require
+from mend_optim.given_state import require_dict
 from mend_optim.optimizer import MendOptimizer
 
 
@@ -70,6 +71,7 @@ class LearnerState:
         if not self._optimizer._run.keeps_learner:
             self._optimizer.load_learner_state({})
             return
+        require_dict(state_dict)
         content = state_dict.get("mend")
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)  # type: ignore[arg-type]

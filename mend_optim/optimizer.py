@@ -20,6 +20,7 @@ from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import require, whole_number
 from mend_optim.finish import Finish, Settled, check_timeout
+from mend_optim.given_state import parts_of
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.peer_limits import Limits
@@ -261,13 +262,12 @@ class MendOptimizer(ReportingFace):
             *args, **kwargs: handed on to the inner optimizer's `load_state_dict`.
 
         Raises:
-            UsageError: it is damaged or, with peers, another model's; then nothing has changed.
-                Without peers, and if it was saved before the first step, the "mend" entry of
-                another model is left out with a warning.
+            UsageError: it is no optimizer's state, damaged or, with peers, another model's; then
+                nothing has changed. Without peers, and if it was saved before the first step, the
+                "mend" entry of another model is left out with a warning.
         """
-        mend = state_dict.get("mend")
+        inner, mend = parts_of(state_dict)
         loaded = None if mend is None else self._run.read(mend)
-        inner = {key: value for key, value in state_dict.items() if key != "mend"}
         self._run.model.load_inner(inner, *args, **kwargs)
         if loaded:
             self._run.resume(loaded)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mend_optim.engine.ledger import Event
 from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
+from mend_optim.given_state import learners_part
 from mend_optim.handover import Handover
 from mend_optim.model.closure import has_closure, only_loss
 from mend_optim.model.inner_rate import inner_rate
@@ -323,7 +324,7 @@ class TrainingRun:
         if self.learner:
             self.learner.require_open()
         self.refuse_misplaced("rollback")
-        loaded = self.model.read(state_dict.get("mend", state_dict), regroup=False)
+        loaded = self.model.read(learners_part(state_dict), regroup=False)
         loaded.require_merged()
         saved = loaded.saved
         learner, handover = self._joined_for("rollback")

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError, require
+from mend_optim.given_state import refusing_foreign
 from mend_optim.model.copies import belong_to, own_part, sketches
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
@@ -323,7 +324,8 @@ class WrappedParameters:
         names, because all learners know them by these. torch takes over the names in `state`, and
         ranks that had other parameters have written theirs into it."""
         names = [group.get("param_names") for group in self.inner.param_groups]
-        self.inner.load_state_dict(state, *args, **kwargs)
+        with refusing_foreign(state):
+            self.inner.load_state_dict(state, *args, **kwargs)
         for group, own in zip(self.inner.param_groups, names, strict=False):  # it may add some
             if own is not None and self.laid_out:
                 group["param_names"] = own

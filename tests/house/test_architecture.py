@@ -46,6 +46,7 @@ TOP = {
     "settings",
     "given_names",
     "given_peers",
+    "given_state",
     "security",
     "certs",
     "status",

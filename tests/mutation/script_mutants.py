@@ -6,6 +6,7 @@ from tests.mutation.mutant_list import Mutant, of
 
 ENDS = of("together/test_finish", "no_step_has_moved")
 CLOSURES = of("unit/model/test_token_count", "closure")
+FOREIGN = of("together/test_foreign_states")
 ARGUMENTS = of("together/test_bad_input", "other_libraries or another_library")
 
 SCRIPT_MUTANTS = (
@@ -80,5 +81,29 @@ SCRIPT_MUTANTS = (
         "        finally:\n            self._kept = 0\n",
         "        finally:\n            pass\n",
         CLOSURES,
+    ),
+    Mutant(
+        "a-whole-checkpoint-raises-the-error-of-a-dict",
+        7,
+        "given_state",
+        "    except KeyError as error:\n",
+        "    except ZeroDivisionError as error:\n",
+        FOREIGN,
+    ),
+    Mutant(
+        "an-error-of-an-optimizers-own-format-is-hidden",
+        7,
+        "given_state",
+        "if not any(error.args == (key,) and key not in state for key in INNER):",
+        "if False:",
+        FOREIGN,
+    ),
+    Mutant(
+        "the-optimizers-part-of-a-checkpoint-is-not-named",
+        7,
+        "given_state",
+        "pass {_state_within(state) or WHOLE}",
+        "pass {WHOLE}",
+        FOREIGN,
     ),
 )

@@ -1,0 +1,68 @@
+"""The state that a user gives to `load_state_dict`."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mend_optim.errors import UsageError, require
+
+#: The entries that torch reads of an optimizer's state.
+INNER = ("state", "param_groups")
+WHOLE = "all that state_dict() of this optimizer returned, or of the bare one"
+
+#: Shows the names of entries, however many they are.
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = 8
+
+
+def require_dict(state_dict: object) -> None:
+    """Raise `UsageError` unless a state is a dict."""
+    kind = type(state_dict).__name__
+    holds = isinstance(state_dict, Mapping)
+    require(holds, "state_dict", kind, "a dict", "pass what state_dict() returned")
+
+
+def parts_of(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], object]:
+    """Return the inner optimizer's part of a state, and the learner's: None if the bare optimizer
+    saved it. Raises `UsageError`."""
+    require_dict(state_dict)
+    inner = {key: value for key, value in state_dict.items() if key != "mend"}
+    return inner, state_dict.get("mend")
+
+
+def learners_part(state_dict: Mapping[str, Any]) -> object:
+    """Return the learner's part of a state, which may be given by itself. Raises `UsageError`."""
+    require_dict(state_dict)
+    return state_dict.get("mend", state_dict)
+
+
+@contextmanager
+def refusing_foreign(state: Mapping[str, Any]) -> Iterator[None]:
+    """Load the inner optimizer's part of a state within this context. Raises `UsageError` if that
+    fails for an entry that every optimizer of torch's saves.
+
+    It is not asked for beforehand: an optimizer may load another format, and a hook may make an
+    optimizer's state of what was saved."""
+    try:
+        yield
+    except KeyError as error:
+        if not any(error.args == (key,) and key not in state for key in INNER):
+            raise
+        raise UsageError(
+            f"state_dict must be an optimizer's state, with the entries {INNER}, got the entries "
+            f"{_SHORT.repr(list(state))}; pass {_state_within(state) or WHOLE}"
+        ) from error
+
+
+def _state_within(state: Mapping[str, Any]) -> str:
+    """The entry that is an optimizer's state, as a script reads it; empty if there is not just one.
+    Checkpoints of scripts often have the states of a model and its optimizer."""
+    found = [
+        key
+        for key, value in state.items()
+        if isinstance(value, Mapping) and all(name in value for name in INNER)
+    ]
+    return f"state_dict[{found[0]!r}]" if len(found) == 1 else ""

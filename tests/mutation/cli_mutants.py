@@ -215,6 +215,27 @@ CLI_MUTANTS = (
         FINDINGS,
     ),
     mutant(
+        "settings-that-differ-are-called-equal",
+        "cli/check/findings",
+        "if len(learners) < 2 or differing(all_facts):",
+        "if len(learners) < 2:",
+        FINDINGS,
+    ),
+    mutant(
+        "one-learner-at-two-addresses-agrees-with-itself",
+        "cli/check/findings",
+        "if len(learners) < 2 or differing(all_facts):",
+        "if differing(all_facts):",
+        FINDINGS,
+    ),
+    mutant(
+        "settings-that-were-not-asked-for-are-called-equal",
+        "cli/check/command",
+        "elif whole and (told",
+        "elif (told",
+        of("together/test_check", "were_asked_for_no_settings"),
+    ),
+    mutant(
         "guards-that-differ-are-a-fault",
         "cli/check/findings",
         " if name not in MAY_DIFFER",

@@ -85,9 +85,19 @@ def test_guards_that_differ_are_told() -> None:
         stack.enter_context(learner(other, "b", guard=None))
         status, told = checked(one, other, "--settings")
     assert status == 0, told
-    _, _, compared = told.partition("\nThese settings differ, and may; ")
+    told, _, compared = told.partition("\nThese settings differ, and may; ")
+    assert told.endswith("\nThe settings that learners must share are equal on all 2 learners.\n")
     assert "guard    Guard(norm=8.0, clip=False)  None\n" in compared
-    assert "refuse" not in told
+    assert "refuse" not in told + compared
+
+
+def test_learners_that_were_asked_for_no_settings_are_not_called_alike() -> None:
+    """Their codecs may differ."""
+    one, other = free_addresses(2)
+    with learner(one, "a", codec="int8"), learner(other, "b"):
+        status, told = checked(one, other)
+    assert status == 0, told
+    assert "settings" not in told
 
 
 def test_learners_that_differ_are_compared() -> None:

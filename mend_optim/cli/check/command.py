@@ -13,6 +13,7 @@ from mend_optim.cli.check.findings import (
     MAY_DIFFER,
     Attempt,
     Facts,
+    agreement,
     allowed_differences,
     differences,
     doubles,
@@ -113,7 +114,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(plain_of(found), indent=1))
     else:
-        _compare(found)
+        _compare(found, whole=given.settings)
     return int(has_faults(found))
 
 
@@ -129,14 +130,17 @@ class _Asks:
     timeout_s: float
 
 
-def _compare(found: list[Facts]) -> None:
-    """Print what is wrong with several learners together."""
+def _compare(found: list[Facts], *, whole: bool) -> None:
+    """Print what is wrong with several learners together; `whole`: they were asked for all
+    settings."""
     for fault in doubles(found):
         print(f"\n  {'FAULT':<12}{fault.text}\n  {'':<12}{fault.remedy}")
     differing = differences(found)
     if differing:
         print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
         print("Give all learners the same model and the same arguments.")
+    elif whole and (told := agreement(found)):
+        print(f"\n{told}")
     allowed = allowed_differences(found)
     if allowed:
         told = "These settings differ, and may; in a round, those of its sealer count:"

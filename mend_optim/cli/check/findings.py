@@ -218,6 +218,16 @@ def allowed_differences(all_facts: Sequence[Facts]) -> list[str]:
     return _table(all_facts, allowed_to_differ(all_facts))
 
 
+def agreement(all_facts: Sequence[Facts]) -> str:
+    """A line that says that the settings which learners must share are equal; empty if they are
+    not, or if fewer than two learners have told theirs."""
+    visits = [each.visit for each in all_facts if each.visit and each.visit.answer]
+    learners = {visit.answer.peer for visit in visits if visit.answer and visit.settings}
+    if len(learners) < 2 or differing(all_facts):
+        return ""
+    return f"The settings that learners must share are equal on all {len(learners)} learners."
+
+
 def _table(all_facts: Sequence[Facts], differing: dict[str, list[str]]) -> list[str]:
     visits = [each.visit for each in all_facts if each.visit]
     names = [shown(visit.answer.peer.name) for visit in visits if visit.answer]

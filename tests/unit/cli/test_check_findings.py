@@ -9,6 +9,7 @@ import pytest
 from mend_optim.cli.check.findings import (
     Attempt,
     Facts,
+    agreement,
     allowed_differences,
     differences,
     doubles,
@@ -114,6 +115,24 @@ def test_settings_are_compared_and_names_are_escaped() -> None:
     assert "merge" not in table
     assert "\x1b" not in table
     assert differences([one]) == []
+
+
+def test_settings_that_are_equal_are_told() -> None:
+    told = {"codec": "none", "guard": "None"}
+    one, other = facts(answer("a", settings=told)), facts(answer("b", settings=told))
+    guarded = facts(answer("c", settings={**told, "guard": "Guard(norm=8.0, clip=False)"}))
+    packed = facts(answer("c", settings={**told, "codec": "int8"}))
+    away, mute = facts(Visit(cause=Unreached.ANSWER)), facts(answer("c"))
+    equal = "The settings that learners must share are equal on all {} learners."
+    assert agreement([one, other]) == equal.format(2)
+    assert agreement([one, away, other]) == equal.format(2)
+    assert agreement([one, other, guarded]) == equal.format(3)
+    # Two addresses of one learner, or one learner, are nothing to compare.
+    for found in ([one, one], [one, away], [one], [], [mute, facts(answer("d"))]):
+        assert agreement(found) == ""
+    for found in ([one, packed], [one, other, mute]):
+        assert differences(found)
+        assert agreement(found) == ""
 
 
 def test_guards_that_differ_are_told_and_are_no_fault() -> None:

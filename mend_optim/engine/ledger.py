@@ -136,6 +136,9 @@ class Event:
                         reaches these. It seals no round
     dialled             address: somebody does, after all
     suspected, returned the same: a peer may be gone, and it is back after all
+    late_beats          n and peers: so many of the peers were suspected lately and came back;
+                        own_s: from one beat of this learner to the next. Beats come later than
+                        `timing.beat_s` allows
     together            peers (names): this learner is no longer alone
     refused             address, reason
     renewed             address, before, after: this learner's incarnation was behind that of an

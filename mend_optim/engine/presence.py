@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mend_optim.engine.late_beats import LateBeats
 from mend_optim.engine.ledger import Event, describe
 from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.state import EngineState
@@ -21,6 +22,7 @@ _UNDIALLED = (
     " open that port in firewalls, pass the address that leads here as advertise=, or leave out"
     " listen"
 )
+_BROKE = "its connection broke"
 _TRAINS_ON = ": training alone until somebody comes"
 
 
@@ -41,6 +43,7 @@ class Presence:
         #: if that was never told.
         self._alone = ""
         self._token_rates = TokenRates(state)
+        self._late_beats = LateBeats(state)
         self._other_models = OtherModels(state)
 
     def met(self, peer: Peer) -> None:
@@ -101,9 +104,12 @@ class Presence:
     def review(self, now: float) -> None:
         """At every beat: tell what has changed since the last one."""
         state = self.state
+        late = set()
         for peer in state.roster:
             name = peer.id.name
             if not peer.suspected and name in self._gone:
+                if self._doubts.get(peer.id, _BROKE) != _BROKE:
+                    late.add(name)
                 back = describe(peer.id, "returned", "is back", lifts=self._gone.pop(name))
                 state.emit(back)
             elif peer.suspected and peer.id in self._doubts and name not in self._gone:
@@ -115,6 +121,7 @@ class Presence:
         self._tell_company()
         self._token_rates.look()
         self._other_models.look(now)
+        self._late_beats.look(now, late)
 
     def _doubt(self, now: float, peer: Peer) -> str:
         """Why a peer is suspected."""
@@ -122,7 +129,7 @@ class Presence:
             return "it does not hear this learner"
         silent_s = now - peer.heard_at
         if silent_s < self.state.policies.timing.suspect_after_s:
-            return "its connection broke"
+            return _BROKE
         return f"silent for {silent_s:.0f} s"
 
     def _lost(self, id: PeerId, kind: str, text: str) -> None:

@@ -39,6 +39,7 @@ WARNINGS = (
     "costly",
     "held_up",
     "below_quorum",
+    "late_beats",
     "uneven",
     "parted",
     "unknown",

@@ -8,6 +8,7 @@ FRAMES, OPTIONS = of("unit/transport/test_frames"), of("unit/transport/test_grpc
 TRANSFERS, GRPC = of("unit/transport/test_transfers"), of("unit/transport/test_grpc_transport")
 EVIDENCE = of("unit/transport/security/test_evidence")
 STOPS = of("unit/engine/test_stops")
+LATE_BEATS = of("unit/engine/test_late_beats")
 NOTARY = of("unit/transport/security/test_notary")
 PACKING, SPARSE = of("unit/codecs/test_packing"), of("unit/codecs/test_sparse")
 BLOCKS, CODECS = of("unit/codecs/test_blockwise"), of("unit/codecs/test_registry")
@@ -298,6 +299,55 @@ PEER_MUTANTS = (
         "import os\nimport threading\n",
         "import os\nimport threading\nimport time\n",
         of("house/test_architecture", "clocks_threads"),
+    ),
+    # Beats that come late.
+    Mutant(
+        "one-peer-that-is-stopped-makes-beats-late",
+        4,
+        "engine/late_beats",
+        "len(late) >= max(1, LATE_SHARE * len(peers))",
+        "late",
+        LATE_BEATS,
+    ),
+    Mutant(
+        "a-net-that-was-parted-makes-beats-late",
+        4,
+        "engine/late_beats",
+        "if len(found) >= FEWEST_RETURNS and",
+        "if",
+        LATE_BEATS,
+    ),
+    Mutant(
+        "late-beats-are-told-again-and-again",
+        4,
+        "engine/late_beats",
+        "            self._is_told = True\n",
+        "",
+        LATE_BEATS,
+    ),
+    Mutant(
+        "late-beats-of-long-ago-are-told",
+        4,
+        "engine/late_beats",
+        "deque(maxlen=LOOKED_BACK)",
+        "deque()",
+        LATE_BEATS,
+    ),
+    Mutant(
+        "links-that-break-make-beats-late",
+        4,
+        "engine/presence",
+        "if self._doubts.get(peer.id, _BROKE) != _BROKE:",
+        "if True:",
+        LATE_BEATS,
+    ),
+    Mutant(
+        "whoever-has-left-beats-late",
+        4,
+        "engine/late_beats",
+        ".union(*found) & peers",
+        ".union(*found)",
+        LATE_BEATS,
     ),
     # A stop in a round.
     Mutant(

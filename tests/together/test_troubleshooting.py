@@ -315,6 +315,15 @@ def quorum(*back: PeerId) -> Said:
     return silence(engine, 2, B, *back).events("quorum") if back else said
 
 
+def late_beats() -> Said:
+    """A peer is silent for five beats, again and again."""
+    engine = DrivenEngine()
+    for _ in range(9):
+        silence(engine, 1, B)
+        silence(engine, 5)
+    return engine.events("late_beats")
+
+
 def uneven() -> Said:
     """This learner counts steps, and another one the tokens of its batches."""
     engine = DrivenEngine()
@@ -677,6 +686,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Somebody dials this learner": dialled,
     "Suspected": suspected,
     "Back again": returned,
+    "Beats that come late": late_beats,
     "Evicted": evicted,
     "Left": lambda: left(B, C),
     "Nobody is left": lambda: left(B),

@@ -76,3 +76,14 @@ def test_no_work_is_lost_when_learners_on_long_ways_start_together(n: int, more_
         cluster.run(120)
         assert set(cluster.lost()) == {(0, 0)}
         assert min(cluster.versions()) > 3
+
+
+@pytest.mark.parametrize("more_s", [0.0, 12.0])
+def test_each_learner_says_once_that_beats_come_too_late(more_s: float) -> None:
+    """A way that is only long makes no peer silent. One whose length changes does, as do cores that
+    too many learners share."""
+    for seed in range(many(1, 5)):
+        cluster = LongWay(8, seed, 0.1 if more_s else 5.0, more_s)
+        cluster.run(300)
+        assert cluster.seen["late_beats"] == (8 if more_s else 0)
+        assert cluster.seen["returned"] > 500 or not more_s

@@ -1,0 +1,102 @@
+"""Peers that are suspected in turns and come back show that beats are too frequent."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.engine.late_beats import FEWEST_RETURNS
+from mend_optim.engine.ledger import Event
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Goodbye
+from tests.support.engines import DrivenEngine
+
+PEERS = [PeerId(f"peer{i}", 1) for i in range(8)]
+AWAY = 5  # beats for which a late peer is silent
+
+
+def run_of(*peers: PeerId) -> DrivenEngine:
+    engine = DrivenEngine()
+    for peer in peers:
+        engine.beat(peer)
+        engine.engine.linked(engine.now, peer, True)
+    engine.tick(1.0)
+    engine.events("late_beats")
+    return engine
+
+
+def pass_beats(engine: DrivenEngine, count: int, *alive: PeerId) -> list[Event]:
+    for _ in range(count):
+        for peer in alive:
+            engine.beat(peer)
+        engine.tick(1.0)
+    return engine.events("late_beats")
+
+
+def in_turns(engine: DrivenEngine, peers: list[PeerId], turns: int) -> list[Event]:
+    """In each turn, another one of these is silent for so long that it is suspected, and back."""
+    said = []
+    for turn in range(turns):
+        late = peers[turn % len(peers)]
+        others = [peer for peer in PEERS if peer != late]
+        said += pass_beats(engine, AWAY, *others)
+        said += pass_beats(engine, 1, *PEERS)
+    return said
+
+
+def test_beats_that_come_late_are_told_once() -> None:
+    engine = run_of(*PEERS)
+    assert in_turns(engine, PEERS, FEWEST_RETURNS - 1) == []
+    (event,) = in_turns(engine, PEERS[-1:], 1)
+    assert event.facts == {"n": 8, "peers": 8, "own_s": 1.0}
+    assert event.text == (
+        "in the last 51 beats, 8 of 8 peers were suspected and came back: beats come later than "
+        "timing.beat_s=1 allows, and rounds go on without those peers; this learner's own beats "
+        "were 1 s apart; pass a greater beat_s to all learners, or let fewer share a machine"
+    )
+    assert in_turns(engine, PEERS, 3 * FEWEST_RETURNS) == []
+
+
+def test_one_peer_that_is_stopped_again_and_again_is_no_sign() -> None:
+    engine = run_of(*PEERS)
+    assert in_turns(engine, PEERS[:1], 3 * FEWEST_RETURNS) == []
+    assert in_turns(engine, PEERS[:2], FEWEST_RETURNS)
+
+
+def test_a_net_that_was_parted_once_is_no_sign() -> None:
+    engine = run_of(*PEERS)
+    for _ in range(3):
+        assert pass_beats(engine, AWAY) == []
+        assert pass_beats(engine, 1, *PEERS) == []
+
+
+def test_whoever_has_left_is_no_sign() -> None:
+    engine = run_of(*PEERS)
+    in_turns(engine, PEERS[:7], FEWEST_RETURNS - 1)
+    for peer in PEERS[:7]:
+        engine.receive(Goodbye(peer))
+    assert pass_beats(engine, AWAY) == []
+    (event,) = pass_beats(engine, 1, PEERS[7])
+    assert (event.facts["n"], event.facts["peers"]) == (1, 1)
+
+
+def test_suspicions_of_long_ago_do_not_count() -> None:
+    engine = run_of(*PEERS)
+    for turn in range(3 * FEWEST_RETURNS):
+        assert in_turns(engine, PEERS[turn % len(PEERS) :][:1], 1) == []
+        assert pass_beats(engine, 10, *PEERS) == []
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_links_that_break_are_no_sign(breaks: bool) -> None:
+    """A greater beat_s does not mend them."""
+    engine, said = run_of(*PEERS), []
+    for turn in range(2 * FEWEST_RETURNS):
+        late = PEERS[turn % len(PEERS)]
+        others = [peer for peer in PEERS if peer != late]
+        if breaks:
+            engine.engine.linked(engine.now, late, False)
+        said += pass_beats(engine, 2 if breaks else AWAY, *others)
+        if breaks:
+            engine.engine.linked(engine.now, late, True)
+        said += pass_beats(engine, 1, *PEERS)
+    assert bool(said) is not breaks

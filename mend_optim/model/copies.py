@@ -4,14 +4,15 @@ Only the training thread calls these functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mend_optim.model.layout import Fragment, Layout, is_distributed
+from mend_optim.model.many_tensors import are_plain, batches, brought, copy_each, shaped
 from mend_optim.protocol.lineage import content_digest
 
 Ready = Callable[[], None]
@@ -25,24 +26,10 @@ def own_part(tensor: Tensor) -> Tensor:
     return part
 
 
-def _real(parameter: Tensor) -> Tensor:
+def real(parameter: Tensor) -> Tensor:
     """This rank's part of the parameter; a complex one as real, with a last dimension of 2."""
     part = own_part(parameter)
     return torch.view_as_real(part) if part.dtype.is_complex else part
-
-
-#: Elements of narrow tensors that are rounded together: few enough to stay in a cache.
-BATCH = 1 << 20
-#: The classes of tensors that have no calls of their own.
-PLAIN = {Tensor, nn.Parameter}
-
-_unflatten: Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]] = (
-    torch._utils._unflatten_dense_tensors
-)
-
-# In each call of torch other Python threads may run, and the training thread then waits for its
-# turn: up to 5 ms where one of them computes. So there are few calls for many tensors, which are
-# few launches on a GPU, too. Nothing is detached: without gradients, that is one call more.
 
 
 def narrow(tensor: Tensor) -> bool:
@@ -63,19 +50,19 @@ def gather(
         out: receives the copy; float32, `fragment.numel` elements, on the host or on a GPU.
         rounding: what `scatter` had to round away; it is added to narrow parameters.
     """
-    sources = [_real(parameters[index]) for index in fragment.tensors]
+    sources = [real(parameters[index]) for index in fragment.tensors]
     together = _are_together(out, sources)
     if together and out.is_cuda and rounding is None:
         torch.cat([source.reshape(-1) for source in sources], out=out)
         return
-    parts = _shaped(out, sources)
+    parts = shaped(out, sources)
     if together:
         torch._foreach_copy_(parts, sources)
     else:
         for part, source in zip(parts, sources, strict=True):
             part.copy_(source)
     if rounding is not None:
-        pairs = zip(parts, _shaped(rounding, sources), strict=True)
+        pairs = zip(parts, shaped(rounding, sources), strict=True)
         losses = list(compress(pairs, map(narrow, sources)))
         if losses:
             torch._foreach_add_([part for part, _ in losses], [lost for _, lost in losses])
@@ -88,20 +75,7 @@ def _are_together(flat: Tensor, tensors: Sequence[Tensor]) -> bool:
     devices = {tensor.device for tensor in tensors}
     dtypes = {tensor.dtype for tensor in tensors}
     is_alike = flat.is_cpu or dtypes == {flat.dtype}
-    return devices == {flat.device} and is_alike and _are_plain(tensors)
-
-
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    return {*map(type, tensors)} <= PLAIN
-
-
-def _shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat buffer, each in the shape of one of these tensors, which fill it."""
-    # Some versions of torch make an empty tensor flat.
-    if _are_plain(like) and all(tensor.numel() for tensor in like):
-        return list(_unflatten(flat, like))
-    parts = torch.split(flat, [tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    return devices == {flat.device} and is_alike and are_plain(tensors)
 
 
 def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
@@ -132,15 +106,16 @@ def scatter(
         replace: whether the parameters become `values`, instead of growing by them.
         rounding: updated with what narrow parameters lose; float32, where `values` may be.
     """
-    targets = [_real(parameters[index]) for index in fragment.tensors]
-    sources = _shaped(values, targets)
+    targets = [real(parameters[index]) for index in fragment.tensors]
+    sources = shaped(values, targets)
     if rounding is None:
         _move(values, targets, sources, replace)
         return
     narrowed = list(map(narrow, targets))
-    moves = zip(targets, sources, _shaped(rounding, targets), strict=True)
-    for batch in _batches([_Rounded(*move) for move in compress(moves, narrowed)]):
-        _move_rounded(batch, replace)
+    found = zip(targets, sources, shaped(rounding, targets), strict=True)
+    moves = [_Rounded(*move) for move in compress(found, narrowed)]
+    for batch in batches([move.target for move in moves]):
+        _move_rounded(moves[batch], replace)
     wide = [not is_narrow for is_narrow in narrowed]
     _move(values, list(compress(targets, wide)), list(compress(sources, wide)), replace)
 
@@ -155,7 +130,7 @@ def _move(values: Tensor, targets: list[Tensor], sources: list[Tensor], replace:
         if replace:
             target.copy_(source)
         else:
-            target.add_(_brought(source, target.device))
+            target.add_(brought(source, target.device))
 
 
 class _Rounded(NamedTuple):
@@ -166,48 +141,22 @@ class _Rounded(NamedTuple):
     lost: Tensor
 
 
-def _batches(moves: Sequence[_Rounded]) -> Iterator[list[_Rounded]]:
-    """Moves on one device, in order: of `BATCH` elements at most, or of one tensor."""
-    batch: list[_Rounded] = []
-    numel = 0
-    for move in moves:
-        numel += move.target.numel()
-        if batch and (numel > BATCH or move.target.device != batch[0].target.device):
-            yield batch
-            batch, numel = [], move.target.numel()
-        batch.append(move)
-    if batch:
-        yield batch
-
-
-def _brought(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor if tensor.device == device else tensor.to(device)
-
-
-def _copy(to: list[Tensor], of: list[Tensor]) -> None:
-    if _are_plain([*to, *of]):
-        torch._foreach_copy_(to, of)
-    else:
-        for target, source in zip(to, of, strict=True):
-            target.copy_(source)
-
-
 def _move_rounded(batch: Sequence[_Rounded], replace: bool) -> None:
     """Move targets by what is exact, or to it, and keep what their dtypes round away."""
     device = batch[0].target.device
     targets = [move.target for move in batch]
-    sources = [_brought(move.source, device) for move in batch]
-    lost = [_brought(move.lost, device) for move in batch]
+    sources = [brought(move.source, device) for move in batch]
+    lost = [brought(move.lost, device) for move in batch]
     numel = sum(target.numel() for target in targets)
-    exact = _shaped(torch.empty(numel, dtype=torch.float32, device=device), targets)
+    exact = shaped(torch.empty(numel, dtype=torch.float32, device=device), targets)
     if replace:
         torch._foreach_copy_(exact, sources)
     else:
-        _copy(exact, targets)
+        copy_each(exact, targets)
         torch._foreach_add_(exact, lost)
         torch._foreach_add_(exact, sources)
-    _copy(targets, exact)
-    _copy(lost, targets)
+    copy_each(targets, exact)
+    copy_each(lost, targets)
     torch._foreach_sub_(exact, lost)
     torch._foreach_copy_(lost, exact)
     for move, there in zip(batch, lost, strict=True):
@@ -225,7 +174,7 @@ def sketch(parameters: Sequence[Tensor], in_float32: bool = True) -> str:
     in another dtype have the same one."""
     samples = []
     for parameter in parameters:
-        values = _real(parameter).reshape(-1)
+        values = real(parameter).reshape(-1)
         sample = values[:: max(1, values.numel() // SAMPLES)].contiguous().cpu()
         if in_float32:
             sample = sample.float()

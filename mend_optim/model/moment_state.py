@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +26,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.engine.moment_schedule import Moment, Updates
-from mend_optim.model.copies import own_part
+from mend_optim.model.copies import own_part, real
 from mend_optim.model.first_state import count, first_state
 from mend_optim.model.known_moments import decay_of
 from mend_optim.model.layout import Fragment, is_distributed
+from mend_optim.model.many_tensors import are_plain, batches, brought, copy_each, shaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +103,32 @@ def _plain(value: object, shape: tuple[int, ...]) -> Tensor | None:
         return None
     if type(value) not in (Tensor, torch.nn.Parameter) and not is_distributed(value):
         return None
-    plain = own_part(value.detach())
-    if plain.is_complex():
-        plain = torch.view_as_real(plain)
+    plain = real(value)
     floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     fits = tuple(plain.shape) == shape and plain.dtype in floats and plain.layout is torch.strided
     return plain if fits else None
 
 
 def _counts(states: Sequence[Mapping[str, Any]], steps: int) -> list[int]:
-    """state["step"] of each state, or else `steps`. Counters on a device are fetched all at once,
-    and waited for."""
+    """state["step"] of each state, or else `steps`. Counters are fetched all at once, and waited
+    for."""
     counters: list[Any] = [state.get("step") for state in states]
-    away = [
-        i
-        for i, counter in enumerate(counters)
-        if isinstance(counter, Tensor) and not counter.is_cpu
-    ]
-    if away:
-        device = counters[away[0]].device
-        together = [
-            counters[i].detach().reshape(()).to(device, torch.int64, non_blocking=True)
-            for i in away
-        ]
-        for i, fetched in zip(away, torch.stack(together).tolist(), strict=True):
-            counters[i] = fetched
+    held = [i for i, counter in enumerate(counters) if isinstance(counter, Tensor)]
+    for i, fetched in zip(held, _fetched([own_part(counters[i]) for i in held]), strict=True):
+        counters[i] = fetched
     return [steps if counter is None else int(counter) for counter in counters]
+
+
+def _fetched(counters: Sequence[Tensor]) -> list[float]:
+    """Counters that are tensors, as numbers."""
+    kinds = {(counter.device, counter.dtype, counter.shape) for counter in counters}
+    if len(kinds) == 1 and are_plain(counters):
+        together = torch.stack(list(counters))
+    elif counters:
+        device = counters[0].device
+        alike = [c.reshape(()).to(device, torch.int64, non_blocking=True) for c in counters]
+        together = torch.stack(alike)
+    return together.flatten().tolist() if counters else []
 
 
 @torch.no_grad()
@@ -142,18 +144,23 @@ def read(moment: Moment, fragment_state: FragmentState, out: Tensor) -> Updates:
     Returns:
         t for each tensor: state["step"], or `fragment_state.steps` if the optimizer does not count.
     """
-    updates = [0] * len(fragment_state.fragment.tensors)
-    for place, tensor, decay, t in _find(moment, fragment_state):
-        updates[place] = t
-        weight = _weight_seen(moment, decay, t)
-        values = out[fragment_state.fragment.span(place)].view(tensor.shape)
-        values.copy_(tensor)
-        if weight != 1:
-            values.div_(weight)
-    for place, t in enumerate(updates):
-        if not t:
-            out[fragment_state.fragment.span(place)].zero_()
-    return tuple(updates)
+    found = _find(moment, fragment_state)
+    parts = _parts(out, fragment_state)
+    updates = {each.place: each.updates for each in found}
+    copy_each([parts[place] for place in updates], [each.tensor for each in found])
+    weights = {each.place: _weight_seen(moment, each.decay, each.updates) for each in found}
+    divided = [place for place, weight in weights.items() if weight != 1]
+    if divided:
+        torch._foreach_div_([parts[place] for place in divided], [weights[p] for p in divided])
+    if absent := [part for place, part in enumerate(parts) if place not in updates]:
+        torch._foreach_zero_(absent)
+    return tuple(updates.get(place, 0) for place in range(len(parts)))
+
+
+def _parts(flat: Tensor, fragment_state: FragmentState) -> list[Tensor]:
+    """Views of a flat buffer, each in the shape of a tensor of the fragment."""
+    parameters = fragment_state.parameters
+    return shaped(flat, [real(parameters[i]) for i in fragment_state.fragment.tensors])
 
 
 def _weight_seen(moment: Moment, decay: float, t: int) -> float:
@@ -172,19 +179,33 @@ def correct(moment: Moment, fragment_state: FragmentState, values: Tensor, then:
     Args:
         moment: which state to correct.
         fragment_state: the fragment to correct.
-        values: mean − own; float32, the fragment's size, on the host or on a GPU.
+        values: mean − own; float32, the fragment's size, on the host or on a GPU. Their memory is
+            used up.
         then: t for each tensor, as `read` returned it.
     """
-    for place, tensor, decay, now in _find(moment, fragment_state):
-        t = then[place]
-        if not 0 < t <= now:
-            continue
-        factor = decay ** (now - t) * _weight_seen(moment, decay, t)
-        source = values[fragment_state.fragment.span(place)].view(tensor.shape).to(tensor.device)
-        # Subtract 0 − factor·values, in the wider of both dtypes: adding +0 would turn −0 into +0.
-        tensor.sub_(torch.rsub(source, 0, alpha=factor))
-        if moment.nonnegative:
-            tensor.clamp_(min=0)
+    parts = _parts(values, fragment_state)
+    due = [f for f in _find(moment, fragment_state) if 0 < then[f.place] <= f.updates]
+    for _, found in groupby(due, key=lambda each: each.tensor.device):
+        _correct(moment, list(found), parts, then)
+
+
+def _correct(
+    moment: Moment, found: Sequence[_Found], values: Sequence[Tensor], then: Updates
+) -> None:
+    """Correct state tensors on one device by the values at their places."""
+    targets = [each.tensor for each in found]
+    sources = [brought(values[each.place], each.tensor.device) for each in found]
+    factors = [
+        each.decay ** (each.updates - then[each.place])
+        * _weight_seen(moment, each.decay, then[each.place])
+        for each in found
+    ]
+    # Subtract 0 − factor·values, in the wider of both dtypes: adding +0 would turn −0 into +0.
+    torch._foreach_mul_(sources, [-factor for factor in factors])
+    torch._foreach_add_(sources, 0.0)
+    torch._foreach_sub_(targets, sources)
+    if moment.nonnegative:
+        torch._foreach_clamp_min_(targets, 0)
 
 
 # ── a mean gradient without its variance ──────────────────────────────────────────────────────────
@@ -212,15 +233,19 @@ def clip_first_moment(fragment_state: FragmentState) -> None:
         divisors = {found.place: found for found in _find(divisor, fragment_state)}
         if not divisors:
             continue
-        for place, m, beta1, t in _find(_MEAN, fragment_state):
-            if place not in divisors:
-                continue
-            kappa = _farthest(beta1, divisors[place].decay, t, is_maximum)
-            if kappa == math.inf:
-                continue
-            v = divisors[place].tensor
-            most = (v.abs() if is_maximum else v.sqrt()).mul_(SLACK * kappa)
-            m.clamp_(min=-most, max=most)
+        bound = [
+            (m.tensor, divisors[m.place].tensor, kappa)
+            for m in _find(_MEAN, fragment_state)
+            if m.place in divisors
+            if (kappa := _farthest(m.decay, divisors[m.place].decay, m.updates, is_maximum))
+            < math.inf
+        ]
+        for batch in batches([m for m, _, _ in bound]):
+            means, found, kappas = zip(*bound[batch], strict=True)
+            most = torch._foreach_abs(found) if is_maximum else torch._foreach_sqrt(found)
+            torch._foreach_mul_(most, [SLACK * kappa for kappa in kappas])
+            torch._foreach_minimum_(means, most)
+            torch._foreach_maximum_(means, torch._foreach_neg(most))
 
 
 @lru_cache(maxsize=64)

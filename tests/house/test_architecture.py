@@ -65,6 +65,7 @@ MAY_IMPORT = {
         "codecs",
         "model.layout",
         "model.copies",
+        "model.many_tensors",
         "engine.effects",
         "engine.moment_schedule",
         "engine.absence",
@@ -73,7 +74,7 @@ MAY_IMPORT = {
         "engine.standing",
     },
     "transport": {"protocol"},
-    "ranks": {"protocol", "model.layout", "model.copies"},
+    "ranks": {"protocol", "model.layout", "model.copies", "model.many_tensors"},
     "runtime": {
         "protocol",
         "membership",

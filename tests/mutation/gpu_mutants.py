@@ -91,7 +91,7 @@ GPU_MUTANTS = (
     ),
     mutant(
         "a-class-with-calls-of-its-own-is-as-any",
-        "model/copies",
+        "model/many_tensors",
         "    return {*map(type, tensors)} <= PLAIN\n",
         "    return True\n",
         COPIES,

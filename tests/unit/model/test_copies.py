@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mend_optim.model import copies
+from mend_optim.model import many_tensors
 from mend_optim.model.copies import (
     SAMPLES,
     belong_to,
@@ -125,7 +125,7 @@ def test_an_empty_tensor_keeps_its_shape_where_torch_makes_it_flat(
         parts = flat.split([tensor.numel() for tensor in like])
         return [p.view(t.shape) if t.numel() else p for p, t in zip(parts, like, strict=True)]
 
-    monkeypatch.setattr(copies, "_unflatten", unflatten)
+    monkeypatch.setattr(many_tensors, "_unflatten", unflatten)
     parameters: list[Tensor] = [torch.ones(2, 2), torch.empty(0, 3)]
     made = layout(*parameters)
     scattered(made, gathered(made, parameters), parameters, replace=False)
@@ -250,7 +250,7 @@ def test_each_number_moves_as_its_twin_does(
             for *each, dtype in zip(before, step.tolist(), told, dtypes, strict=True)
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mend_optim.model.copies.BATCH", batch)
+            patch.setattr("mend_optim.model.many_tensors.BATCH", batch)
             scatter(fragment, step, parameters, replace, lost if rounds else None)
         assert numbers(parameters) == [now for now, _ in twins]
         kept = [

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
-from mend_optim.model.known_moments import decays, known_moments
+from mend_optim.model.known_moments import decay_of, decays, known_moments
 from mend_optim.model.layout import Layout
 from mend_optim.model.moment_state import (
     FragmentState,
@@ -135,7 +135,7 @@ class Learner:
         return out, read(moment, self.fragment_state, out)
 
     def correct(self, moment: Moment, values: Tensor, then: tuple[int, ...]) -> None:
-        correct(moment, self.fragment_state, values, then)
+        correct(moment, self.fragment_state, values.clone(), then)
 
     @property
     def fragment_state(self) -> FragmentState:
@@ -420,11 +420,14 @@ def test_reading_changes_nothing() -> None:
         assert bits(learner.everything()) == before
 
 
-def test_counters_may_be_plain_numbers() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [int, float, torch.tensor, lambda t: torch.tensor([float(t)]), lambda t: torch.tensor([[t]])],
+)
+def test_counters_may_be_of_any_kind(kind: Callable[[int], Any]) -> None:
     learner = Learner(OPTIMIZERS["Adam"]).train(3)
-    for kind in (int, float):
-        learner.inner.state[learner.parameters[0]]["step"] = kind(2)
-        assert learner.read(learner.moments[0])[1] == (2, 3)
+    learner.inner.state[learner.parameters[0]]["step"] = kind(2)
+    assert learner.read(learner.moments[0])[1] == (2, 3)
 
 
 # ── late adoption is exact ────────────────────────────────────────────────────────────────────────
@@ -536,6 +539,36 @@ def test_a_second_moment_is_never_negative(
             learner.step([torch.zeros(shape, dtype=dtype) for shape in SHAPES])
         learner.correct(moment, mean - own, then)
         assert all(float(learner.state(moment.name, i).min()) >= 0 for i in range(2))
+
+
+@pytest.mark.parametrize("name", ["Adam", "AMSGrad", "RMSprop, centered"])
+@pytest.mark.parametrize("batch", [1, 20, 1 << 20])
+def test_a_correction_is_the_same_tensor_by_tensor(
+    name: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mend_optim.model.many_tensors.BATCH", batch)
+    one, other = (
+        Learner(OPTIMIZERS[name], seed, parameters=is_unknown_optimizer()) for seed in (1, 2)
+    )
+    for learner in (one, other):
+        for _ in range(3):
+            learner.step(learner.noise())
+    for moment in one.moments:
+        (own, then), (theirs, _) = one.read(moment), other.read(moment)
+        one.step(one.noise())
+        decay = decay_of(moment, one.inner.param_groups[0])
+        assert decay is not None
+        expected = []
+        for i, t in enumerate(then):
+            state = one.state(moment.name, i).clone()
+            state = torch.view_as_real(state) if state.is_complex() else state
+            factor = decay * (1 - decay**t if moment.corrected else 1)
+            part = (theirs - own)[one.fragment.span(i)].view(state.shape)
+            state.sub_(torch.rsub(part, 0, alpha=factor))
+            expected.append(state.clamp_(min=0) if moment.nonnegative else state)
+        one.correct(moment, theirs - own, then)
+        states = [one.state(moment.name, i) for i in range(len(expected))]
+        assert bits(states) == bits(expected)
 
 
 def test_a_second_moment_that_rounding_would_make_negative_is_zero() -> None:

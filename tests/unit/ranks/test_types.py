@@ -242,13 +242,13 @@ def checked(
         monkeypatch.setattr(dist.ProcessGroup, name, MagicMock(), raising=False)
     monkeypatch.setattr(group, "torch", Typed(zeros=V, frombuffer=V, empty=R))
     monkeypatch.setattr(carrier, "torch", Typed(empty=V, tensor=V))
-    real, touched = copies._real, list[Tensor]()
+    real, touched = copies.real, list[Tensor]()
 
     def watched(parameter: Tensor) -> Tensor:
         touched.append(real(parameter))
         return touched[-1]
 
-    monkeypatch.setattr(copies, "_real", watched)
+    monkeypatch.setattr(copies, "real", watched)
     try:
         with spmd.set_current_mesh(frozenset({axis()})), checker.typecheck():
             yield touched

@@ -85,14 +85,13 @@ OWN_BUFFERS, BUFFERS = of("unit/model/test_module_buffers"), of("unit/worker/tes
 BUFFER_ROUNDS = of("unit/engine/test_buffer_rounds")
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────
-    Mutant("alone-starts-a-thread", 1, "settings",
-           "        if place is None:\n            return None\n        me =",
-           "        if place is None:\n"
+    Mutant("alone-starts-a-thread", 1, "training_run",
+           "        self._starts_late = settings.place is not None and not model.has_shapes\n",
+           "        self._starts_late = settings.place is not None and not model.has_shapes\n"
+           "        if settings.place is None:\n"
            "            import threading\n"
            "\n"
-           "            threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
-           "            return None\n"
-           "        me =", ALONE),
+           "            threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n", ALONE),
     Mutant("alone-makes-a-copy", 1, "training_run",
            "            self.history.check()\n            loss",
            (("            self.history.check()\n"
@@ -216,7 +215,7 @@ MUTANTS = (
     Mutant("digest-of-what-it-does-not-hold", 11, "finish", "if ended and not ended.keeps_own else", "if ended else",
            of("together/test_finish", "never_met")),
     Mutant("those-that-ended-wait", 7, "status", "return bool(state.ended or (peer.beat and peer.beat.ended))", "return False",
-           of("together/test_finish", "neither_suspected")),
+           of("unit/test_status", "neither_suspected")),
     Mutant("the-closed-suspect-all", 7, "engine/engine", "if self.state.mode is not Mode.CLOSED:  # a learner", "if True:  # a learner",
            of("together/test_finish", "does_not_suspect")),
     Mutant("those-that-never-came-are-gone", 7, "finish", "NOBODY if had_company else NOBODY_YET", "NOBODY",
@@ -420,7 +419,7 @@ MUTANTS = (
            of("unit/engine/test_offers")),
     Mutant("seal-with-who-has-just-come", 5, "engine/round_plan", "    if now < view.known_at:", "    if False:", SEALING),
     Mutant("seal-while-behind", 5, "engine/round_plan", "    if now < view.behind_until:", "    if False:", SEALING),
-    Mutant("wait-forever-while-behind", 7, "engine/round_plan", "    if now < view.behind_until:", "    if view.behind_until > 0:", SEALING),
+    Mutant("wait-forever-while-behind", 7, "engine/round_plan", "    if now < view.behind_until:", "    if view.behind_until > 0:", of("unit/engine/test_round_plan")),
     Mutant("offer-follows-nothing", 5, "engine/accounts",
            "follows=self.lineage.last_merged(claim.author),", "follows=0,", OFFERING),
     Mutant("offer-does-not-say-what-it-follows", 5, "engine/accounts",
@@ -643,7 +642,7 @@ MUTANTS = (
            "        except PeerError as error:",
            "        except ZeroDivisionError as error:", of("unit/worker/test_anchors", "refused or inspection")),
     Mutant("fault-raises-into-step", 7, "engine/state",
-           'self.emit(Event("fault", text))', "raise RuntimeError(text)", of("together/test_rounds", "not_finite")),
+           'self.emit(Event("fault", text))', "raise RuntimeError(text)", of("together/test_moments", "infinite_variance")),
     Mutant("dropped-optimizers-learner-stays", 7, "settings", "        learner.drop()", "        pass", LIFE),
     Mutant("threads-hold-the-owner", 7, "settings",
            "        here = held()\n        if here is None:", "        here = owner\n        if here is None:", LIFE),
@@ -1012,7 +1011,7 @@ MUTANTS = (
     Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flushes(round.fragment)")), "flush=is_all_residual(offers)", SEALING),
     Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flushes(round.fragment)")), "flush=True", SEALING),
     Mutant("who-closes-dilutes-work", 9, "engine/residual_share", "weighed(offer, alone and offer.key.tokens >= base_tokens)", "weighed(offer, offer.key.tokens >= base_tokens)", SEALING),
-    Mutant("who-is-behind-has-a-share", 9, "engine/residual_share", "weighed(offer, alone and offer.key.tokens >= base_tokens)", "weighed(offer, alone)", SEALING),
+    Mutant("who-is-behind-has-a-share", 9, "engine/residual_share", "weighed(offer, alone and offer.key.tokens >= base_tokens)", "weighed(offer, alone)", of("unit/engine/test_residual_share")),
     Mutant("closing-offer-is-coded-as-ever", 9, "worker/feedback",
            "    codec = FLUSH_CODEC if flush else self.codec", "    codec = self.codec", FEEDBACK),
     Mutant("closing-offer-leaves-in-the-weights", 9, "worker/feedback",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 STANDOFFS = of("unit/engine/test_standoffs")
-IN_CLUSTERS = of("virtual/test_standoffs")
 ROOM = "engine/standoffs"
 
 
@@ -26,8 +25,7 @@ STANDOFF_MUTANTS = (
         "nobody-looks-for-standoffs",
         "sealer = self.standoffs.look(now, p)",
         "sealer = state.sealer(p)",
-        IN_CLUSTERS,
-        "engine/sealer",
+        room="engine/sealer",
     ),
     mutant(
         "nobody-stands-in",

@@ -14,7 +14,9 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.refusals import Refused
-from mend_optim.status import FragmentStatus, PeerStatus, missed_rounds
+from mend_optim.status import FragmentStatus, PeerStatus, missed_rounds, peer_statuses
+from tests.support.engines import PEER as OTHER
+from tests.support.engines import DrivenEngine
 
 ROUND = RoundRecord(
     fragment=0,
@@ -101,6 +103,22 @@ def test_a_learner_that_declines_to_seal_is_told() -> None:
     lines = str(replace(STATUS, declines=True, roster=(replace(PEER, declines=True),))).splitlines()
     assert lines[5].endswith("; the last merged a, b; it declines to seal")
     assert lines[6] == "  peers     b alive, declines to seal"
+
+
+@pytest.mark.parametrize("which", ["this learner", "the peer", "neither"])
+def test_those_that_have_ended_are_neither_suspected_nor_waiting(which: str) -> None:
+    """A learner ends with all on its roster, and need not have heard that they did, too."""
+    driven = DrivenEngine()
+    driven.beat(OTHER)
+    state = driven.engine.state
+    (peer,) = state.roster
+    assert peer.beat
+    peer.beat = replace(peer.beat, finishes=True, ended=b"ended" if which == "the peer" else b"")
+    driven.engine.linked(driven.now, OTHER, False)
+    state.ended = b"ended" if which == "this learner" else b""
+    (status,) = peer_statuses(state, {})
+    found = (status.state, status.finishing)
+    assert found == (("suspected", True) if which == "neither" else ("ended", False))
 
 
 def test_missed_rounds_are_those_in_a_row_in_which_a_learner_was_expected() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mend_optim.engine.effects import Install
+from mend_optim.engine.effects import Install, Retake
 from mend_optim.engine.model_parts import MEETING_BEATS
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
@@ -133,6 +133,11 @@ def test_for_a_second_rollback_it_waits_again() -> None:
     engine.receive(state_of(rolled()))
     (install,) = engine.jobs(Install)
     engine.done(install)
+    (retake,) = engine.jobs(Retake)
+    engine.done(retake)
     engine.engine.met(engine.now, FOURTH, "fourth:1")
     show(engine, PEER, rolled(2), 1)
     assert asked(engine) == set()
+    engine.now += MEETING_BEATS * engine.engine.state.policies.timing.beat_s
+    show(engine, PEER, rolled(2), 1)
+    assert asked(engine) == {PEER}

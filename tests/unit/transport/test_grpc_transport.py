@@ -572,6 +572,10 @@ async def test_hellos_that_come_too_fast_are_refused(crew):
     b = await crew("b")
     b.transport._server._hellos._left = -1e9
     b.transport._server._hellos._looked_at = asyncio.get_running_loop().time()
+    async with grpc.aio.insecure_channel(b.address) as channel:
+        with pytest.raises(grpc.RpcError) as refused:  # at once: it would wait for days
+            await channel.unary_unary(f"/{SERVICE}/Hello")(b"", timeout=PATIENCE_S)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     a = await crew("a", b.address)
     await a.until(lambda: a.of("unreached"))
     b.transport._server._hellos._left = -1e3

@@ -226,14 +226,19 @@ def test_damaged_sizes_change_no_bit(what: str) -> None:
         seal = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
         job: Any = Advance(seal=seal, lineage=BASE, merged_own_offer=True)
     else:
-        state = trio.learners[1].export()
+        other = Trio()
+        other.train(3)
+        state = other.learners[1].export()
+        sections = {**state.sections, **bad}
+        hashing = trio.learners[1].anchors.fragments[0].hashing
+        content = hashing.short(*(sections[name].data for name in sorted(sections)))
         job = Install(
-            states=(replace(state, sections={**state.sections, **bad}),),
+            states=(replace(state, sections=sections, content=content),),
             merged_own_offer=False,
             replace=True,
         )
     before, history = trio.anchors[1].clone(), trio.histories[1]
-    assert perform(trio.learners[1].anchors, job).fault
+    assert perform(trio.learners[1].anchors, job).fault.startswith("Sizes of ")
     assert torch.equal(trio.anchors[1], before)
     assert trio.histories[1] == history
 

@@ -267,6 +267,16 @@ def test_a_seal_of_another_sealer_that_is_no_such_answer_is_not_taken(wrong: str
     assert engine.engine.state.claims.doubts(BETWEEN) == (wrong == "anchor")
 
 
+def test_an_answer_that_is_not_believed_is_not_kept_while_the_anchor_moves() -> None:
+    """It would drive out the seal that most learners have."""
+    engine = asked_between()
+    engine.fragment.move()
+    made_up = seal_of(engine.lineage, offer_of(FAR, 9, steps=40).entry, sealer=FAR)
+    engine.receive(passed(made_up, BETWEEN))
+    assert engine.fragment.deferred_news is None
+    assert engine.engine.state.claims.doubts(BETWEEN)
+
+
 def wait(engine: DrivenEngine, seconds: float) -> None:
     """The go-between says all the time that it reaches the sealer."""
     until = engine.now + seconds

@@ -196,6 +196,24 @@ def test_ctrl_c_while_handlers_are_replaced_or_restored_leaves_all_as_they_were(
         hit_in_one_call(at)
 
 
+def test_a_handler_that_raises_before_it_is_replaced_leaves_all_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signal.signal(signal.SIGUSR1, stop)
+    replace = interrupts._signal.signal
+
+    def replaced(number: int, handler: object) -> None:
+        replace(number, handler)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)  # SIGINT was the first one to be replaced
+
+    monkeypatch.setattr(interrupts._signal, "signal", replaced)
+    with pytest.raises(Stopped):
+        hit_by()
+    assert signal.getsignal(signal.SIGUSR1) is stop
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_handler_is_never_called_while_another_one_is_in_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

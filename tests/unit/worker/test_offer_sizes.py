@@ -125,6 +125,11 @@ def test_most_of_a_round_say_what_is_usual() -> None:
     assert set(refused_in(judged)) == {0}
 
 
+def test_of_two_accidents_in_a_round_neither_excuses_the_other() -> None:
+    judged = judge(Size(100.0, 4), Size(1.0, 4), Size(1.0, 4), Size(100.0, 4))
+    assert set(refused_in(judged)) == {0, 3}
+
+
 def test_an_offer_of_zeros_says_nothing_of_the_others() -> None:
     assert set(refused_in(judge(Size(100.0, 4), Size(0.0, 4)))) == {0}
     assert not refused_in(judge(Size(0.0, 4), Size(1.0, 4)))

@@ -254,8 +254,9 @@ SECURITY_MUTANTS = (
     mutant(
         "secrets-are-read-again",
         "security/loading",
-        "if self._credentials.source is Source.SECRET:",
-        "if False:",
+        "        if self._credentials.source is Source.SECRET:\n            return ()\n",
+        "        if self._credentials.source is Source.SECRET:\n"
+        '            return (("", self._credentials.path.stat().st_mtime_ns, 0, 0),)\n',
         RENEWAL,
     ),
     mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,9 @@ class Names:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for a condition, which is looked at whenever the name is resolved."""
+        end = time.monotonic() + PATIENCE_S
         while not condition():
+            assert time.monotonic() < end, f"{self.addresses} were looked up {self.asked} times"
             self._called.clear()
             await asyncio.wait_for(self._called.wait(), PATIENCE_S)
 

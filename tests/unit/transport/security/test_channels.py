@@ -21,6 +21,7 @@ from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Seal, State
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
+from mend_optim.transport.dialler import VisitOutcome
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.security.channels import EXPIRY_GRACE_S, MutualTls
 from mend_optim.transport.security.identity import Identity
@@ -368,6 +369,17 @@ async def test_an_insider_at_the_address_of_a_contact_is_not_taken_for_it(crew: 
     evil = await crew("b", security=tls("evil"))
     b = await crew("b", incarnation=2)
     a = await crew("a")
+    visit = a.transport._dialler._visit
+
+    async def visited(address: str, seed: str, contact: PeerId | None) -> VisitOutcome:
+        outcome = await visit(address, seed, contact)
+        a._note("visited", address, outcome)
+        return outcome
+
+    a.transport._dialler._visit = visited  # type: ignore[method-assign]
+    a.known = [(evil.id, evil.address)]
+    await a.until(lambda: a.of("visited") or a.up)
+    assert a.of("visited") == [(evil.address, VisitOutcome.FAILED)]
     a.known = [(evil.id, evil.address), (b.id, b.address)]
     await a.linked_with(b)
     assert evil.id not in a.up

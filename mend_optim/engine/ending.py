@@ -231,20 +231,23 @@ class Ending:
     def can_merge(self) -> bool:
         """Whether those who are left are a quorum, one of them can seal, and this learner's work is
         finite. Those that are suspected come back, or are evicted."""
-        state, roster = self.state, self.state.roster
-        if any(f.is_beyond_help for f in state.fragments):
-            return False
-        if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):
+        state = self.state
+        if any(f.is_beyond_help for f in state.fragments) or state.roster.alone:
             return False
         return len(self._unmergeable()) < len(state.fragments)
 
     def _unmergeable(self) -> set[int]:
         """The fragments that none of those who are left can seal, or that too few of them have for
-        a quorum: added groups, perhaps. Work in others does not wait for them."""
+        a quorum: added groups, perhaps. Work in others does not wait for them.
+
+        A learner that this one has not heard itself counts once there was a round: the sealer may
+        hear both. Before, its offers may reach nobody."""
         state, roster = self.state, self.state.roster
         needed, found = state.policies.quorum.needed(roster.heard), set()
+        had_rounds = any(fragment.lineage.tokens for fragment in state.fragments)
+        counted = [peer for peer in roster if peer.heard or had_rounds]
         for p in range(len(state.fragments)):
-            having = 1 + sum(peer.has(p) for peer in roster)
+            having = 1 + sum(peer.has(p) for peer in counted)
             if having < needed or not (roster.address or roster.able(p)):
                 found.add(p)
         return found

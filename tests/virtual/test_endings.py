@@ -206,6 +206,19 @@ def test_a_link_that_breaks_at_the_end_costs_no_work(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_two_that_nobody_can_dial_lose_no_work_where_rounds_need_all(seed: int) -> None:
+    """Neither of them hears the other itself, so to each they look too few."""
+    cluster = Ends(3, seed, policies(3, stays=False), loss=0.0, duplicates=0.0, hidden=2)
+    cluster.start_all()
+    for i, name in enumerate(cluster.names):
+        cluster.at(40.0 + 3.3 * i, cluster.finish, name)
+    cluster.run(40.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S)
+    assert [end.left_over for end in cluster.ends.values()] == [0, 0, 0]
+    ends_are_of_one_model(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_a_group_that_nobody_can_seal_costs_no_other_work(seed: int) -> None:
     """One that nobody can dial has added a group alone."""
     cluster = Ends(2, seed, policies(None, stays=False), loss=0.0, duplicates=0.0, hidden=1)

@@ -8,6 +8,7 @@ import pytest
 
 from mend_optim.engine.ending import RETURN_BEATS
 from mend_optim.engine.ledger import Event
+from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Goodbye, Report, Rumor
 from mend_optim.protocol.timing import Timing
@@ -114,6 +115,17 @@ def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
         assert bool(end.state.ready) is (quorum == 3)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_those_that_only_others_hear_are_of_a_quorum_once_there_was_a_round(merged: bool) -> None:
+    """Of two learners that nobody can dial, neither hears the other, and the sealer hears both.
+    Before the first round, nobody knows whether it does."""
+    end = Finishing(quorum=3, steps=1)
+    (fragment,) = end.state.fragments
+    fragment.lineage = grown(BASE) if merged else BASE
+    end.hear(fragment.lineage, rumors=(end.rumor(),))
+    assert bool(end.state.ready) is not merged
+
+
 def test_work_waits_while_all_that_can_seal_are_suspected() -> None:
     """Their stream broke: they come back, or are evicted."""
     end = Finishing(steps=1, seals=False)
@@ -167,6 +179,21 @@ def test_work_that_is_not_finite_holds_nobody_up() -> None:
     fragment.lineage = grown(BASE)
     end.hear(grown(BASE))
     assert not end.state.ready
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_learner_that_is_left_alone_ends_without_those_that_it_expects(quorum: int) -> None:
+    driven = DrivenEngine(quorum=quorum)
+    driven.beat(PEER)
+    driven.step(1)
+    driven.receive(Goodbye(PEER))
+    driven.tick(1.0)
+    driven.engine.state.seeds = Seeds(("third:1",))
+    driven.engine.rest(driven.now, finishing=True)
+    driven.tick(RETURN_BEATS * Timing().beat_s)
+    ended = driven.engine.ending.end()
+    assert ended
+    assert ended.keeps_own
 
 
 def test_a_learner_whose_last_peer_leaves_keeps_its_work() -> None:

@@ -91,13 +91,16 @@ class Beats:
         state.attest_what_stands()
         beat = self.make()
         # At rest, or after a stop, a learner asks again with every beat: a peer may have linked
-        # since, or an answer may have been lost.
-        asks = state.resting or now < state.knows_others_at(now)
-        question = replace(beat, ping=state.ping) if asks else beat
+        # since, or an answer may have been lost. After a stop it seals nothing until all have
+        # answered, so it asks all of them at once.
+        must_know = now < state.knows_others_at(now)
+        question = replace(beat, ping=state.ping) if state.resting or must_know else beat
         state.roster.broadcast(now, beat.count)
         # All choose other sealers by that, and should do so at one time.
         everyone = state.roster.alive() if has_changed else []
-        for id in everyone or state.roster.audience(self._broadcasts):
+        audience = everyone or state.roster.audience(self._broadcasts)
+        awaited = state.yet_to_answer.difference(audience) if must_know else set()
+        for id in [*audience, *sorted(awaited)]:
             state.emit(Send(id, beat if id in state.answered else question))
 
     def send(self, to: PeerId, ping: int = 0, pong: int = 0) -> None:

@@ -361,10 +361,15 @@ class EngineState:
         self.ping, self.answered = self.ping + 1, set()
 
     @property
+    def yet_to_answer(self) -> set[PeerId]:
+        """The live peers that this learner has a link with, and that have not answered yet."""
+        near = {peer.id for peer in self.roster if peer.linked and not peer.suspected}
+        return near - self.answered
+
+    @property
     def is_answered(self) -> bool:
         """Whether the live peers that this learner has a link with have all answered."""
-        near = {peer.id for peer in self.roster if peer.linked and not peer.suspected}
-        return near <= self.answered
+        return not self.yet_to_answer
 
     def knows_others_at(self, now: float) -> float:
         """From when on this learner knows what the others did while it was stopped last."""

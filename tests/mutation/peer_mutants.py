@@ -410,8 +410,16 @@ PEER_MUTANTS = (
         "who-thaws-asks-at-rest-alone",
         4,
         "engine/beats",
-        "state.resting or now < state.knows_others_at(now)",
-        "state.resting",
+        "state.resting or must_know else beat",
+        "state.resting else beat",
+        STOPS,
+    ),
+    Mutant(
+        "who-thaws-asks-a-few-at-a-time",
+        4,
+        "engine/beats",
+        "state.yet_to_answer.difference(audience) if must_know else set()",
+        "set()",
         STOPS,
     ),
     Mutant(

@@ -7,6 +7,7 @@ import pytest
 from mend_optim.engine.effects import Inspect, Merge
 from mend_optim.engine.round import Phase
 from mend_optim.engine.state import TRIAL
+from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal
 from tests.support.engines import ME, PEER, THIRD, DrivenEngine, grown, offer_of
@@ -169,6 +170,28 @@ def test_peers_are_asked_with_every_beat_until_they_have_answered() -> None:
     answer(engine, THIRD)
     engine.tick(1.0)
     assert asked(engine) == {PEER: 0, THIRD: 0}
+
+
+def test_in_a_big_roster_all_linked_peers_are_asked_in_one_beat() -> None:
+    """The other beats go to a part of it each."""
+    engine, peers = DrivenEngine(), [PeerId(f"peer-{i:02}", 1) for i in range(3 * FANOUT)]
+    for peer in peers:
+        engine.beat(peer)
+        engine.engine.linked(engine.now, peer, True)
+    engine.tick(1.0)
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    ping = engine.engine.state.ping
+    assert {to for to, number in asked(engine).items() if number == ping} == set(peers)
+    first, *others = peers
+    answer(engine, *others)
+    asked(engine)
+    engine.tick(1.0)
+    assert asked(engine)[first] == ping
+    answer(engine, first)
+    asked(engine)
+    engine.tick(1.0)
+    assert len(asked(engine)) == FANOUT
 
 
 def test_the_offers_of_a_stop_that_was_none_are_merged_at_once() -> None:

@@ -20,7 +20,7 @@ from mend_optim.engine.passed_seals import PassedSeals
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.reach import are_apart
+from mend_optim.membership.reach import are_apart, is_far_behind
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Seal
@@ -123,8 +123,8 @@ class Relaying:
 
     def _lacking(self, round: Round, sealer: Peer, to: Peer) -> Iterator[Offer]:
         """Offers with work which the next hop does not hold: of learners that are gone, of those
-        that the sealer does not reach, and of those of this zone if the sealer is in another
-        one."""
+        that the sealer does not reach, even if there are several hops between them, and of those of
+        this zone if the sealer is in another one."""
         p, roster = round.fragment, self.state.roster
         reports = to.beat.reports if to.beat else ()
         held = reports[p].held if p < len(reports) else ()
@@ -133,7 +133,8 @@ class Relaying:
             offer = round.inbox[peer]
             relayed = is_far and are_neighbours(roster, roster.me, peer)
             apart = are_apart(roster, peer, sealer.id)
-            wanted = relayed or apart or not self._lives(peer)
+            behind = is_far_behind(roster, peer, sealer.id, to.id)
+            wanted = relayed or apart or behind or not self._lives(peer)
             separate = offer.carrier is None and not offer.others
             if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:
                 yield offer

@@ -19,6 +19,15 @@ def are_apart(roster: Roster, author: PeerId, sealer: PeerId) -> bool:
     return apart and other.linked and roster.me in other.reaches
 
 
+def is_far_behind(roster: Roster, author: PeerId, sealer: PeerId, hop: PeerId) -> bool:
+    """Whether an author's offer gets no further than to this learner, which does not reach the
+    sealer itself and has a go-between as the next hop: the author reaches neither of these."""
+    one = roster.find(author)
+    if one is None or not one.linked or sealer in (author, hop):
+        return False
+    return sealer not in one.reaches and hop not in one.reaches
+
+
 def stay_apart(roster: Roster, one: PeerId, other: PeerId) -> bool:
     """Whether `are_apart` holds of two learners that have had the time to meet."""
     peers = [peer for peer in map(roster.find, (one, other)) if peer]

@@ -264,8 +264,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "offers-from-afar-stay",
         RELAYING,
-        "wanted = relayed or apart or not",
-        "wanted = relayed or not",
+        "wanted = relayed or apart or behind or not",
+        "wanted = relayed or behind or not",
     ),
     mutant(
         "older-versions-reach-nobody",
@@ -296,6 +296,24 @@ GO_BETWEEN_MUTANTS = (
         RELAYING,
         "return not is_here or",
         "return not self._lives(author) or",
+    ),
+    mutant(
+        "offers-take-one-hop",
+        RELAYING,
+        "wanted = relayed or apart or behind or not",
+        "wanted = relayed or apart or not",
+    ),
+    mutant(
+        "offers-that-find-their-own-way-are-passed-on",
+        REACH,
+        "return sealer not in one.reaches and hop not in one.reaches",
+        "return True",
+    ),
+    mutant(
+        "offers-are-passed-on-to-a-sealer-out-of-reach",
+        REACH,
+        "or sealer in (author, hop):",
+        "or sealer == author:",
     ),
     mutant(
         "seals-stay-between",

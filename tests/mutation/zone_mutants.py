@@ -52,8 +52,8 @@ ZONE_MUTANTS = (
     mutant(
         "neighbours-offers-are-kept",
         RELAYING,
-        "wanted = relayed or apart or not",
-        "wanted = apart or not",
+        "wanted = relayed or apart or behind or not",
+        "wanted = apart or behind or not",
     ),
     mutant("offers-go-round-in-a-zone", RELAYING, "relayed = is_far and ", "relayed = "),
     mutant("the-living-are-given-up", RELAYING, " and not self._lives(offer.peer):", ":"),

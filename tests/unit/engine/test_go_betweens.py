@@ -472,7 +472,7 @@ def test_nothing_is_passed_on_to_a_sealer_that_is_not_reached() -> None:
 def test_the_offer_of_a_learner_that_is_gone_goes_to_a_sealer_by_a_go_between() -> None:
     """Nobody else has a copy of its work, and this learner does not reach the sealer itself."""
     engine = author(FAR)
-    meet(engine, AUTHOR, "", ME)
+    meet(engine, AUTHOR, "", ME, BETWEEN)
     engine.receive(offer_of(AUTHOR))
     engine.done(engine.jobs(Inspect)[0])
     assert sends(engine, Offer) == []  # it lives, and finds its own way
@@ -484,6 +484,21 @@ def test_the_offer_of_a_learner_that_is_gone_goes_to_a_sealer_by_a_go_between() 
         engine.beat(BETWEEN, address="between:1", reaches=(ME, FAR), held=((AUTHOR, 1),))
         engine.tick(1.0)
     assert sends(engine, Offer) == []
+
+
+@pytest.mark.parametrize(
+    ("author_reaches", "passes"),
+    [((ME,), True), ((ME, FAR), False), ((ME, BETWEEN), False)],
+)
+def test_where_ways_are_long_an_offer_goes_from_one_go_between_to_the_next(
+    author_reaches: tuple[PeerId, ...], passes: bool
+) -> None:
+    """The author does not reach the next one, so it may take this learner for the sealer."""
+    engine = author(FAR)
+    meet(engine, AUTHOR, "", *author_reaches)
+    engine.receive(offer_of(AUTHOR))
+    engine.done(engine.jobs(Inspect)[0])
+    assert sends(engine, Offer) == ([(BETWEEN, PASS_ON)] if passes else [])
 
 
 def test_such_an_offer_is_not_given_up_because_a_go_between_does_not_keep_it() -> None:

@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -58,10 +57,13 @@ class FragmentState:
 
 
 def _tells_of_steps(state: Mapping[str, Any]) -> bool:
-    if state.get("step") is not None:
-        return bool((torch.as_tensor(state["step"]) > 0).any())
-    values = [own_part(value) for value in state.values() if isinstance(value, Tensor)]
-    return any(bool(value.any()) for value in values)
+    """Whether it counts steps and holds what they left. torch makes the state of a new optimizer by
+    a step that changes nothing."""
+    step = state.get("step")
+    if step is not None and not bool((torch.as_tensor(step) > 0).any()):
+        return False
+    others = [v for name, v in state.items() if name != "step" and isinstance(v, Tensor)]
+    return any(bool(own_part(v).any()) for v in others) if others else step is not None
 
 
 # ── reading and correcting ────────────────────────────────────────────────────────────────────────
@@ -125,7 +127,9 @@ def _fetched(counters: Sequence[Tensor]) -> list[float]:
     if len(kinds) == 1 and are_plain(counters):
         together = torch.stack(list(counters))
     elif counters:
-        device = counters[0].device
+        # To the host, copies would come without waiting, and `tolist` would not wait for them.
+        away = (counter.device for counter in counters if not counter.is_cpu)
+        device = next(away, counters[0].device)
         alike = [c.reshape(()).to(device, torch.int64, non_blocking=True) for c in counters]
         together = torch.stack(alike)
     return together.flatten().tolist() if counters else []
@@ -185,8 +189,8 @@ def correct(moment: Moment, fragment_state: FragmentState, values: Tensor, then:
     """
     parts = _parts(values, fragment_state)
     due = [f for f in _find(moment, fragment_state) if 0 < then[f.place] <= f.updates]
-    for _, found in groupby(due, key=lambda each: each.tensor.device):
-        _correct(moment, list(found), parts, then)
+    for batch in batches([each.tensor for each in due]):
+        _correct(moment, due[batch], parts, then)
 
 
 def _correct(

@@ -58,11 +58,16 @@ def test_of_several_that_were_trained_one_is_taken_and_the_others_are_told() -> 
     assert len(watch.of("replaced")) == 1
 
 
-def test_an_optimizer_whose_state_has_no_step_yet_was_not_trained() -> None:
-    """Some have state from the start, and a step of 0 in it."""
-    ready = AdamW(weights(900.0), lr=0.1)
+@pytest.mark.parametrize("first", [-8.0, 900.0])
+@pytest.mark.parametrize("steps", [0.0, 1.0])
+def test_an_optimizer_whose_state_no_step_has_changed_was_not_trained(
+    steps: float, first: float
+) -> None:
+    """Some have state from the start, and a step of 0 in it. torch.distributed.checkpoint makes it
+    by a step with gradients of 0."""
+    ready = AdamW(weights(first), lr=0.1)
     ready.state[ready.param_groups[0]["params"][0]] = {
-        "step": torch.zeros(()),
+        "step": torch.full((), steps),
         "exp_avg": torch.zeros(3),
         "exp_avg_sq": torch.zeros(3),
     }

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
@@ -428,6 +430,43 @@ def test_counters_may_be_of_any_kind(kind: Callable[[int], Any]) -> None:
     learner = Learner(OPTIMIZERS["Adam"]).train(3)
     learner.inner.state[learner.parameters[0]]["step"] = kind(2)
     assert learner.read(learner.moments[0])[1] == (2, 3)
+
+
+class Copies(TorchFunctionMode):
+    """Records to which devices tensors are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: list[torch.device] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to:
+            self.to.append(torch.device(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_counters_are_not_copied_to_the_host_without_waiting() -> None:
+    """They would be read before they are there."""
+    learner = Learner(OPTIMIZERS["Adam"]).train(3)
+    away = torch.zeros((), device="meta")
+    learner.inner.state[learner.parameters[1]]["step"] = away
+    with Copies() as copies, pytest.raises(NotImplementedError):  # it has no value
+        learner.read(learner.moments[0])
+    assert copies.to == [away.device, away.device]
+
+
+def test_state_that_torch_makes_for_a_new_optimizer_tells_of_no_step() -> None:
+    module = nn.Linear(2, 2)
+    inner = optim.AdamW(module.parameters())
+    get_optimizer_state_dict(module, inner)
+    parameters = list(module.parameters())
+    (fragment,) = Layout(["weight", "bias"], parameters, 1).fragments
+    fragment_state = FragmentState(fragment, parameters, inner, 0)
+    assert all(int(state["step"]) == 1 for state in inner.state.values())
+    assert not fragment_state.has_stepped()
+    module(torch.ones(2)).sum().backward()
+    inner.step()
+    assert fragment_state.has_stepped()
 
 
 # ── late adoption is exact ────────────────────────────────────────────────────────────────────────

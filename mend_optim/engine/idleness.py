@@ -30,7 +30,8 @@ class Idleness:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
-        #: The step count at the last look, and when it was first seen.
+        #: The step count at the last look, and when it was first seen. This learner's stops don't
+        #: count.
         self._step = -1
         self._since = 0.0
         #: The step count at which the learner became idle; -1 if it never did.
@@ -44,11 +45,12 @@ class Idleness:
     def look(self, now: float) -> None:
         """Time passed. The learner is told once in each pause, unless it asked for the rest."""
         state = self.state
+        awake_s = now - state.stops.sum_s(now)
         if not state.joined or state.totals.step != self._step:
             self._step = state.totals.step
-            self._since = now
+            self._since = awake_s
             return
-        for_s = now - self._since
+        for_s = awake_s - self._since
         if self.idle or for_s < patience_s(state.policies, state.step_s):
             return
         self._idle_at = self._step

@@ -71,6 +71,8 @@ class Joining:
         #: The first beat of each live peer with the model that it has by now, or the first one in
         #: which anything of that was trained.
         self._first_shown: dict[PeerId, Beat] = {}
+        #: The seconds of this learner's stops by which the wait is longer already.
+        self._stopped_s = 0.0
 
     # ── begin ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -88,6 +90,7 @@ class Joining:
         if saved:
             self._resume(saved)
         self.first_weights.join_by = now + state.policies.timing.join_timeout_s
+        self._stopped_s = state.stops.sum_s(now)
         self.waiting.begin(now)
         for beat in state.beats():
             self.heard(beat)
@@ -174,6 +177,7 @@ class Joining:
         state = self.state
         if not state.mode.before_joined:
             return False
+        self._excuse_stops(now)
         beats = list(self.state.live_beats())
         if not self._is_over(now, beats):
             self.waiting.tell(now, self._deadline())
@@ -183,6 +187,12 @@ class Joining:
         self._first_shown.clear()
         self._tell_joined(anybody=any(beat.genesis for beat in beats))
         return True
+
+    def _excuse_stops(self, now: float) -> None:
+        """While this learner itself is stopped, nobody can come."""
+        stopped_s = self.state.stops.sum_s(now)
+        self.first_weights.join_by += stopped_s - self._stopped_s
+        self._stopped_s = stopped_s
 
     def renewed(self, now: float) -> None:
         """This learner has another incarnation, so all will let it in: it waits as at first."""

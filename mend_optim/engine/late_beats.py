@@ -17,14 +17,17 @@ from mend_optim.engine.state import EngineState
 
 #: The beats of this learner that are looked back upon.
 LOOKED_BACK = 60
-#: With so many of them, some suspect was back. A net that is whole again brings all back at a time.
+#: With so many of them, some suspect was back. A net that is whole again brings most of them back
+#: within a beat or two.
 FEWEST_RETURNS = 8
-#: The least share of the peers that were suspects. One that is stopped again and again is no sign.
+#: The least share of the peers that were suspects, and their least number. One that is stopped
+#: again and again is no sign, unless it is the only one.
 LATE_SHARE = 1 / 4
+FEWEST_LATE = 2
 _TEXT = (
-    "in the last {beats} beats, {n} of {peers} peers were suspected and came back: beats come "
+    "in the last {beats} beats, peers were suspected and came back ({n} of {peers}): beats come "
     "later than timing.beat_s={beat_s:g} allows, and rounds go on without those peers; this "
-    "learner's own beats were {own_s:.2g} s apart; pass a greater beat_s to all learners, or let "
+    "learner's own beats were {own_s:.3g} s apart; pass a greater beat_s to all learners, or let "
     "fewer share a machine"
 )
 
@@ -51,7 +54,8 @@ class LateBeats:
         found = [names for _, names in self._last if names]
         peers = self.state.roster.peers.keys()
         late = frozenset().union(*found) & peers
-        if len(found) >= FEWEST_RETURNS and len(late) >= max(1, LATE_SHARE * len(peers)):
+        fewest = max(min(FEWEST_LATE, len(peers)), LATE_SHARE * len(peers))
+        if late and len(found) >= FEWEST_RETURNS and len(late) >= fewest:
             self._is_told = True
             self._tell(len(late), len(peers))
 

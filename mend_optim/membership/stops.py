@@ -22,6 +22,8 @@ class Stops:
         #: When the first stop was over of those after which the peers have not answered; None: they
         #: have. Stops that follow one another lengthen no wait.
         self._unanswered_since: float | None = None
+        #: The seconds of all stops that the network loop has noticed.
+        self._sum_s = 0.0
 
     def look(self, now: float) -> float:
         """The network loop looks at the clock. Return for how many seconds this learner was stopped
@@ -30,9 +32,16 @@ class Stops:
         if not self._is_stop(passed_s):
             return 0.0
         self._over_at = now
+        self._sum_s += passed_s
         if self._unanswered_since is None:
             self._unanswered_since = now
         return passed_s
+
+    def sum_s(self, now: float) -> float:
+        """The seconds of all stops, with one that is over and that the network loop has not noticed
+        yet."""
+        passed_s = now - self._looked_at
+        return self._sum_s + (passed_s if self._is_stop(passed_s) else 0.0)
 
     def last(self, now: float) -> float:
         """When the last stop was over; `-inf`: there was none. The network loop may not have looked

@@ -469,7 +469,7 @@ MUTANTS = (
            "return {**dict(self.earlier), self.seq: self.follows}", "return {self.seq: self.follows}", OFFERING),
     Mutant("offers-of-the-dead-are-kept", 5, "engine/sealer", "        if round.inbox or self.relaying.joint", "        if False and self.relaying.joint", SEALING),
     Mutant("offers-of-the-living-are-passed-on", 5, "engine/relaying",
-           "wanted = relayed or apart or not self._lives(peer)", "wanted = True", SEALING),
+           "wanted = relayed or apart or behind or not self._lives(peer)", "wanted = True", SEALING),
     Mutant("passed-on-what-is-held", 5, "engine/relaying",
            "offer.steps and (offer.peer, offer.seq) not in held:", "offer.steps:", SEALING),
     Mutant("passed-on-all-the-time", 5, "engine/relaying",

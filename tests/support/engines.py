@@ -3,6 +3,7 @@ one event at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
@@ -310,3 +311,13 @@ def far_sealer(engine: DrivenEngine) -> PeerId:
             return far
         roster.leave(far)
     raise AssertionError("nobody seals")
+
+
+def pass_until(engine: Engine, now: float) -> None:
+    """Time passes, and the network loop looks at the clock every second meanwhile: later looks
+    would be after a stop of this learner."""
+    looked_at = engine.state.stops._looked_at
+    start = 0 if math.isinf(looked_at) else math.floor(looked_at)
+    for second in range(start + 1, math.ceil(now)):
+        engine.tick(float(second))
+    engine.tick(now)

@@ -26,6 +26,7 @@ from tests.support.engines import (
     among_peers,
     grown,
     offer_of,
+    pass_until,
     seal_of,
     state_of,
 )
@@ -204,6 +205,7 @@ def test_a_want_that_cannot_be_delivered_holds_up_nobodys_joining() -> None:
     want = Want(ME, 0, BASE.digest)
     assert (PEER, Want) in sent(one)
     assert not one.state.joined
+    pass_until(one, one.state.policies.timing.join_timeout_s - 1)
     one.undelivered(one.state.policies.timing.join_timeout_s, PEER, want)
     assert one.state.wants == {}
     assert one.state.joined

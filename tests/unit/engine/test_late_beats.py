@@ -32,34 +32,50 @@ def pass_beats(engine: DrivenEngine, count: int, *alive: PeerId) -> list[Event]:
     return engine.events("late_beats")
 
 
-def in_turns(engine: DrivenEngine, peers: list[PeerId], turns: int) -> list[Event]:
+def in_turns(
+    engine: DrivenEngine, peers: list[PeerId], turns: int, all_peers: list[PeerId] = PEERS
+) -> list[Event]:
     """In each turn, another one of these is silent for so long that it is suspected, and back."""
     said = []
     for turn in range(turns):
         late = peers[turn % len(peers)]
-        others = [peer for peer in PEERS if peer != late]
+        others = [peer for peer in all_peers if peer != late]
         said += pass_beats(engine, AWAY, *others)
-        said += pass_beats(engine, 1, *PEERS)
+        said += pass_beats(engine, 1, *all_peers)
     return said
 
 
 def test_beats_that_come_late_are_told_once() -> None:
     engine = run_of(*PEERS)
     assert in_turns(engine, PEERS, FEWEST_RETURNS - 1) == []
+    engine.now += 1.5  # one beat of this learner is late itself
     (event,) = in_turns(engine, PEERS[-1:], 1)
     assert event.facts == {"n": 8, "peers": 8, "own_s": 1.0}
     assert event.text == (
-        "in the last 51 beats, 8 of 8 peers were suspected and came back: beats come later than "
+        "in the last 51 beats, peers were suspected and came back (8 of 8): beats come later than "
         "timing.beat_s=1 allows, and rounds go on without those peers; this learner's own beats "
         "were 1 s apart; pass a greater beat_s to all learners, or let fewer share a machine"
     )
     assert in_turns(engine, PEERS, 3 * FEWEST_RETURNS) == []
 
 
-def test_one_peer_that_is_stopped_again_and_again_is_no_sign() -> None:
-    engine = run_of(*PEERS)
-    assert in_turns(engine, PEERS[:1], 3 * FEWEST_RETURNS) == []
-    assert in_turns(engine, PEERS[:2], FEWEST_RETURNS)
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_one_peer_that_is_stopped_again_and_again_is_no_sign(count: int) -> None:
+    peers = PEERS[:count]
+    engine = run_of(*peers)
+    assert in_turns(engine, peers[:1], 3 * FEWEST_RETURNS, peers) == []
+    assert in_turns(engine, peers[:2], FEWEST_RETURNS, peers)
+
+
+def test_few_of_many_are_no_sign() -> None:
+    many = [PeerId(f"peer{i:02}", 1) for i in range(12)]
+    engine = run_of(*many)
+    assert in_turns(engine, many[:2], 2 * FEWEST_RETURNS, many) == []
+    assert in_turns(engine, many[:3], FEWEST_RETURNS, many)
+
+
+def test_of_one_peer_alone_it_cannot_be_told_apart() -> None:
+    assert in_turns(run_of(PEERS[0]), PEERS[:1], FEWEST_RETURNS, PEERS[:1])
 
 
 def test_a_net_that_was_parted_once_is_no_sign() -> None:
@@ -69,7 +85,15 @@ def test_a_net_that_was_parted_once_is_no_sign() -> None:
         assert pass_beats(engine, 1, *PEERS) == []
 
 
-def test_whoever_has_left_is_no_sign() -> None:
+def test_where_all_have_left_there_is_no_sign() -> None:
+    engine = run_of(*PEERS)
+    assert in_turns(engine, PEERS[:1], 2 * FEWEST_RETURNS) == []
+    for peer in PEERS:
+        engine.receive(Goodbye(peer))
+    assert pass_beats(engine, 3) == []
+
+
+def test_a_peer_that_has_left_is_no_sign() -> None:
     engine = run_of(*PEERS)
     in_turns(engine, PEERS[:7], FEWEST_RETURNS - 1)
     for peer in PEERS[:7]:

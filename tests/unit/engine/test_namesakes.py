@@ -24,6 +24,7 @@ from tests.support.engines import (
     DrivenEngine,
     among_peers,
     offer_of,
+    pass_until,
 )
 
 SEED = "peer:1"
@@ -68,10 +69,11 @@ def test_it_counts_as_started_after_a_process_that_is_gone(made: Any) -> None:
 def test_it_waits_from_the_start_for_those_that_will_let_it_in_now() -> None:
     one = begun()
     one.outranked(1.0, SEED, SUSPECTED)
+    pass_until(one, 34.0)
     one.outranked(34.0, SEED, GONE)
-    one.tick(63.9)
+    pass_until(one, 63.9)
     assert not one.state.joined
-    one.tick(64.1)
+    pass_until(one, 64.1)
     assert one.state.joined
 
 
@@ -197,24 +199,27 @@ def test_before_its_first_step_it_waits_for_the_eviction_and_says_so() -> None:
 
 def test_it_waits_longer_than_for_learners_that_may_never_come() -> None:
     one = begun()
+    pass_until(one, 25.0)
     one.outranked(25.0, SEED, SUSPECTED)
-    one.tick(40.0)
+    pass_until(one, 40.0)
+    pass_until(one, 50.0)
     one.outranked(50.0, SEED, SUSPECTED)
     assert not one.state.joined
-    one.tick(25.0 + one.state.policies.timing.evict_after_s + 3.9)
+    pass_until(one, 25.0 + one.state.policies.timing.evict_after_s + 3.9)
     assert not one.state.joined
-    one.tick(25.0 + one.state.policies.timing.evict_after_s + 4.1)
+    pass_until(one, 25.0 + one.state.policies.timing.evict_after_s + 4.1)
     assert one.state.joined
 
 
 def test_a_peer_that_lets_it_in_is_waited_for_no_more() -> None:
     one = begun()
+    pass_until(one, 25.0)
     one.outranked(25.0, SEED, SUSPECTED)
     one.met(26.0, PEER, SEED, SEED)
-    one.tick(30.5)
+    pass_until(one, 30.5)
     assert not one.state.joined
     one.linked(30.6, PEER, True)
-    one.tick(31.0)
+    pass_until(one, 31.0)
     assert one.state.joined
 
 
@@ -228,7 +233,7 @@ def test_the_one_that_is_turned_away_hears_of_it_once() -> None:
     (event,) = told(one, 3.0, "refused")
     assert event.facts == {"address": SEED, "reason": ALIVE.reason(ME)}
     assert not one.state.joined
-    one.tick(30.0)
+    pass_until(one, 30.0)
     (event,) = told(one, 30.0, "alone")
     assert f"{SEED} (another process of this name, started {STARTED}, is alive)" in event.text
     assert "end that process" in event.text

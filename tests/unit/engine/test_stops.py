@@ -5,12 +5,25 @@ from __future__ import annotations
 import pytest
 
 from mend_optim.engine.effects import Inspect, Merge
+from mend_optim.engine.engine import Engine
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.round import Phase
+from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import TRIAL
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal
-from tests.support.engines import ME, PEER, THIRD, DrivenEngine, grown, offer_of
+from mend_optim.protocol.unreached import Unreached
+from tests.support.engines import (
+    GENESIS,
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    grown,
+    offer_of,
+    pass_until,
+)
 
 STOP_S = 100.0
 
@@ -201,3 +214,31 @@ def test_the_offers_of_a_stop_that_was_none_are_merged_at_once() -> None:
     admit(engine, offer_of(THIRD))
     engine.done(engine.merge())
     assert engine.sent(Seal)
+
+
+def test_a_stop_takes_nothing_from_the_wait_for_others() -> None:
+    """A laptop may be suspended while its learner joins."""
+    one = Engine(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    one.begin(0.0, GENESIS, (b"",))
+    pass_until(one, 2.0)
+    one.unreached(3600.0, "peer:1", Unreached.ROUTE)
+    one.tick(3601.0)
+    join_timeout_s = one.state.policies.timing.join_timeout_s
+    pass_until(one, 3601.0 + join_timeout_s - 3)
+    assert not one.state.joined
+    pass_until(one, 3601.0 + join_timeout_s)
+    assert one.state.joined
+
+
+def test_after_a_stop_nobody_asks_why_there_was_no_step() -> None:
+    engine = sealer(PEER)
+    engine.step(1)
+    engine.tick(1.0)
+    engine.now += 10_000.0
+    engine.engine.tick(engine.now)
+    assert engine.events("idle") == []
+    for _ in range(100):
+        engine.beat(PEER)
+        engine.tick(1.0)
+    (event,) = engine.events("idle")
+    assert event.facts["for_s"] < 100

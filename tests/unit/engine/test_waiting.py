@@ -14,6 +14,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
 from mend_optim.protocol.unreached import Unreached
+from tests.support.engines import pass_until
 
 ME, PEER = PeerId("me", 1), PeerId("peer", 1)
 SEED, OTHER = "peer:1", "third:1"
@@ -182,7 +183,7 @@ def test_alone_names_causes_and_remedies() -> None:
     one = begun(SEED, OTHER)
     one.unreached(0.1, SEED, Unreached.REFUSED)
     one.refused_at(0.2, OTHER, "codec: here none, there bf16; pass the same codec to both")
-    one.tick(30.0)
+    pass_until(one, 30.0)
     assert texts(one, 30.0)[-1] == (
         "nobody to train with at peer:1 (connection refused), third:1 (refused: codec: here none, "
         "there bf16; pass the same codec to both): training alone, still looking; start the "
@@ -194,7 +195,7 @@ def test_alone_names_causes_and_remedies() -> None:
 
 
 def waits(engine: Engine, now: float) -> bool:
-    engine.tick(now)
+    pass_until(engine, now)
     return not engine.state.joined
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import reprlib
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError, require
 
 #: The entries that torch reads of an optimizer's state.
 INNER = ("state", "param_groups")
-WHOLE = "all that state_dict() of this optimizer returned, or of the bare one"
+WHOLE = "all that state_dict() returned, of this optimizer or of the bare one"
 
 #: Shows the names of entries, however many they are.
 _SHORT = reprlib.Repr()
@@ -42,19 +45,27 @@ def learners_part(state_dict: Mapping[str, Any]) -> object:
 @contextmanager
 def refusing_foreign(state: Mapping[str, Any]) -> Iterator[None]:
     """Load the inner optimizer's part of a state within this context. Raises `UsageError` if that
-    fails for an entry that every optimizer of torch's saves.
+    fails in torch's own code, before it changes anything, for an entry that every optimizer of
+    torch's saves.
 
     It is not asked for beforehand: an optimizer may load another format, and a hook may make an
-    optimizer's state of what was saved."""
+    optimizer's state of what was saved. An error of such code stays what it is."""
     try:
         yield
     except KeyError as error:
-        if not any(error.args == (key,) and key not in state for key in INNER):
+        is_missing = any(error.args == (key,) and key not in state for key in INNER)
+        if not is_missing or not _is_of_torch(error):
             raise
         raise UsageError(
             f"state_dict must be an optimizer's state, with the entries {INNER}, got the entries "
             f"{_SHORT.repr(list(state))}; pass {_state_within(state) or WHOLE}"
         ) from error
+
+
+def _is_of_torch(error: KeyError) -> bool:
+    """Whether an optimizer of torch's raised an error by its own code, and no hook or subclass."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return bool(frame.f_globals.get("__name__") == Optimizer.__module__)
 
 
 def _state_within(state: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 
 STATE = {"state": {}, "param_groups": []}
 MUST = "state_dict must be an optimizer's state, with the entries ('state', 'param_groups'), got "
-WHOLE = "pass all that state_dict() of this optimizer returned, or of the bare one"
+WHOLE = "pass all that state_dict() returned, of this optimizer or of the bare one"
 # States, and the end of each message.
 FOREIGN: list[tuple[Any, str]] = [
     ({"model": {}}, f"the entries ['model']; {WHOLE}"),
@@ -87,6 +87,22 @@ def test_a_hook_may_make_a_state_of_what_was_saved() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_a_state_of_which_a_hook_leaves_nothing_is_not_called_foreign() -> None:
+    optimizer = MendOptimizer(descent(1.0))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {})
+    with pytest.raises(KeyError, match="param_groups"):
+        optimizer.load_state_dict(STATE)
+
+
+@pytest.mark.parametrize("entry", ["state", "param_groups"])
+def test_an_error_of_a_hook_stays_what_it_is(entry: str) -> None:
+    config: dict[str, Any] = {}
+    optimizer = MendOptimizer(descent(1.0))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: config[entry])
+    with pytest.raises(KeyError, match=entry):
+        optimizer.load_state_dict({"optim": STATE})
+
+
 class Other(SGD):
     """An optimizer that saves its state in a format of its own."""
 
@@ -96,6 +112,8 @@ class Other(SGD):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for group, rate in zip(self.param_groups, state_dict["rates"], strict=True):
             group["lr"] = rate
+        if state_dict.get("is_whole"):
+            state_dict["state"]
 
 
 def test_an_optimizer_may_have_a_format_of_its_own() -> None:
@@ -104,3 +122,11 @@ def test_an_optimizer_may_have_a_format_of_its_own() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
     with pytest.raises(KeyError, match="rates"):
         optimizer.load_state_dict({})
+
+
+def test_an_error_of_an_optimizers_own_format_stays_what_it_is() -> None:
+    """The optimizer has changed already: nobody may be told that it has not."""
+    optimizer = MendOptimizer(Other(weights(1.0), lr=1.0))
+    with pytest.raises(KeyError, match="state"):
+        optimizer.load_state_dict({"rates": [0.5], "is_whole": True})
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
+from mend_optim import MendOptimizer
 from tests.support.addresses import free_addresses
-from tests.support.learners import Watch, cluster, read, step, weights
+from tests.support.checkpoints import newcomer
+from tests.support.learners import Watch, cluster, drive, read, step, weights
 
 TRAINED = 3.0
 
@@ -74,4 +77,19 @@ def test_an_optimizer_whose_state_no_step_has_changed_was_not_trained(
     watch = Watch()
     with cluster(trained_elsewhere(), ready, each=each_names_the_others(2, watch)) as optimizers:
         assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 2
+    assert not watch.of("replaced")
+
+
+@pytest.mark.parametrize("first", [-8.0, 0.5, 70.0, 900.0])
+def test_a_checkpoint_of_one_alone_makes_no_trained_weights_of_others(first: float) -> None:
+    """It is loaded without its weights, and brings the state of the optimizer that trained them."""
+    alone = MendOptimizer(fresh(5.0), name="a")
+    step(alone, 1.0)
+    watch = Watch()
+    with cluster(trained_elsewhere(), fresh(1.0), sync_every=1000) as others:
+        drive(others, 1, lambda i, s: 1.0)  # has steps as the checkpoint has
+        with closing(newcomer(fresh(first), "n", *others, sync_every=1000, on_event=watch)) as new:
+            new.load_state_dict(alone.state_dict())
+            new.join()
+            assert read(new) == [TRAINED]
     assert not watch.of("replaced")

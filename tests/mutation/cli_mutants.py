@@ -231,7 +231,7 @@ CLI_MUTANTS = (
     mutant(
         "settings-that-were-not-asked-for-are-called-equal",
         "cli/check/command",
-        "elif whole and (told",
+        "elif of_settings and (told",
         "elif (told",
         of("together/test_check", "were_asked_for_no_settings"),
     ),

@@ -24,6 +24,7 @@ from tests.support.learners import TIMING
 pytestmark = pytest.mark.usefixtures("no_environment")
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "command.md"
+EQUAL = "The settings that learners must share are equal on the {} learners that answered."
 
 
 def checked(*arguments: str) -> tuple[int, str]:
@@ -86,7 +87,7 @@ def test_guards_that_differ_are_told() -> None:
         status, told = checked(one, other, "--settings")
     assert status == 0, told
     told, _, compared = told.partition("\nThese settings differ, and may; ")
-    assert told.endswith("\nThe settings that learners must share are equal on all 2 learners.\n")
+    assert told.endswith(f"\n{EQUAL.format(2)}\n")
     assert "guard    Guard(norm=8.0, clip=False)  None\n" in compared
     assert "refuse" not in told + compared
 
@@ -98,6 +99,14 @@ def test_learners_that_were_asked_for_no_settings_are_not_called_alike() -> None
         status, told = checked(one, other)
     assert status == 0, told
     assert "settings" not in told
+
+
+def test_those_that_did_not_answer_are_not_called_equal() -> None:
+    one, other, closed = free_addresses(3)
+    with learner(one, "a"), learner(other, "b"):
+        status, told = checked(one, other, closed, "--settings")
+    assert status == 1
+    assert EQUAL.format(2) in told
 
 
 def test_learners_that_differ_are_compared() -> None:

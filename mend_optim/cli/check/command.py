@@ -114,7 +114,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(plain_of(found), indent=1))
     else:
-        _compare(found, whole=given.settings)
+        _compare(found, of_settings=given.settings)
     return int(has_faults(found))
 
 
@@ -130,16 +130,16 @@ class _Asks:
     timeout_s: float
 
 
-def _compare(found: list[Facts], *, whole: bool) -> None:
-    """Print what is wrong with several learners together; `whole`: they were asked for all
-    settings."""
+def _compare(found: list[Facts], *, of_settings: bool) -> None:
+    """Print what is wrong with several learners together; `of_settings`: they were asked for the
+    settings that they must share."""
     for fault in doubles(found):
         print(f"\n  {'FAULT':<12}{fault.text}\n  {'':<12}{fault.remedy}")
     differing = differences(found)
     if differing:
         print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
         print("Give all learners the same model and the same arguments.")
-    elif whole and (told := agreement(found)):
+    elif of_settings and (told := agreement(found)):
         print(f"\n{told}")
     allowed = allowed_differences(found)
     if allowed:

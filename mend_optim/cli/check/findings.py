@@ -225,7 +225,8 @@ def agreement(all_facts: Sequence[Facts]) -> str:
     learners = {visit.answer.peer for visit in visits if visit.answer and visit.settings}
     if len(learners) < 2 or differing(all_facts):
         return ""
-    return f"The settings that learners must share are equal on all {len(learners)} learners."
+    answered = f"the {len(learners)} learners that answered"
+    return f"The settings that learners must share are equal on {answered}."
 
 
 def _table(all_facts: Sequence[Facts], differing: dict[str, list[str]]) -> list[str]:

@@ -123,7 +123,7 @@ def test_settings_that_are_equal_are_told() -> None:
     guarded = facts(answer("c", settings={**told, "guard": "Guard(norm=8.0, clip=False)"}))
     packed = facts(answer("c", settings={**told, "codec": "int8"}))
     away, mute = facts(Visit(cause=Unreached.ANSWER)), facts(answer("c"))
-    equal = "The settings that learners must share are equal on all {} learners."
+    equal = "The settings that learners must share are equal on the {} learners that answered."
     assert agreement([one, other]) == equal.format(2)
     assert agreement([one, away, other]) == equal.format(2)
     assert agreement([one, other, guarded]) == equal.format(3)

@@ -113,7 +113,8 @@ class EngineState:
         self.head_start = 0
         #: The running median of an inner step, in seconds; 0 until there is one.
         self.step_s = 0.0
-        #: The digest of the first weights. Invariant: that of every fragment's lineage, once begun.
+        #: What tells the first weights from others: see `first_genesis` in `protocol.lineage`.
+        #: Invariant: that of every fragment's lineage, once begun.
         self.genesis = b""
         #: By fragment. Invariant: `fragments`, `groups`, `rounds`, `seals` and
         #: `passed_seals` are equally long.

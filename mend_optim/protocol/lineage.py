@@ -7,8 +7,9 @@ An anchor is the global parameters of one fragment. Its lineage is
 tokens   how much training is in the anchor
 version  how many seals and foundings led to it
 digest   a chain, digest' = H(digest, payload, members), so equal digests mean equal histories
-genesis  the digest of the first weights; anchors of different genesis are different models. After
-         a rollback it is another one, which tells whose rollback that was: see `Rollback`
+genesis  a digest of the first weights, whose first bit says whether an optimizer had trained them:
+         see `first_genesis`. Anchors of different genesis are different models. After a rollback
+         it is another one, which tells whose rollback that was: see `Rollback`
 merged   which offers are in the anchor
 
 Two rules of the protocol live here:
@@ -232,8 +233,8 @@ class Lineage:
     version: int
     #: The chain over its history.
     digest: bytes
-    #: The digest of the first weights, or see `Rollback`. A successor has the same, except after a
-    #: rollback.
+    #: Of the first weights: see `first_genesis`, or `Rollback`. A successor has the same, except
+    #: after a rollback.
     genesis: bytes
     #: For each author, the number of its last offer in the anchor. Read-only; a number never
     #: decreases from an anchor to its successor.

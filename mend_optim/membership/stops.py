@@ -19,8 +19,8 @@ class Stops:
         self._looked_at = float("inf")
         #: When the last stop was over; `-inf`: there was none.
         self._over_at = float("-inf")
-        #: When the first stop was over of those after which the peers have not answered; None: they
-        #: have. Stops that follow one another lengthen no wait.
+        #: From when the present wait for answers counts; None: the peers have answered since the
+        #: last stop.
         self._unanswered_since: float | None = None
         #: The seconds of all stops that the network loop has noticed.
         self._sum_s = 0.0
@@ -28,14 +28,10 @@ class Stops:
     def look(self, now: float) -> float:
         """The network loop looks at the clock. Return for how many seconds this learner was stopped
         since it last did; 0 if it was not."""
-        passed_s, self._looked_at = now - self._looked_at, now
-        if not self._is_stop(passed_s):
-            return 0.0
-        self._over_at = now
-        self._sum_s += passed_s
-        if self._unanswered_since is None:
-            self._unanswered_since = now
-        return passed_s
+        passed_s = now - self._looked_at
+        self._unanswered_since, self._sum_s = self._wait_since(now), self.sum_s(now)
+        self._over_at, self._looked_at = self.last(now), now
+        return passed_s if self._is_stop(passed_s) else 0.0
 
     def sum_s(self, now: float) -> float:
         """The seconds of all stops, with one that is over and that the network loop has not noticed
@@ -61,8 +57,22 @@ class Stops:
         if answered and over_at == self._over_at:
             self._unanswered_since = None
             return over_at
-        since = over_at if self._unanswered_since is None else self._unanswered_since
-        return since + self._timing.evict_after_s
+        since = self._wait_since(now)
+        return (over_at if since is None else since) + self._timing.evict_after_s
+
+    def _wait_since(self, now: float) -> float | None:
+        """From when the present wait counts, also if a stop is over just now. Stops that follow one
+        another lengthen no wait, or a learner whose loop is blocked again and again would wait for
+        ever: it hears each answer after the next stop. Another stop begins a wait of its own, and
+        so does one after which the others have evicted this learner."""
+        since, stopped_s = self._unanswered_since, now - self._looked_at
+        if not self._is_stop(stopped_s):
+            return since
+        patience_s = self._timing.evict_after_s
+        if since is None or stopped_s >= patience_s:
+            return now
+        is_over = self._looked_at >= since + patience_s
+        return now if is_over and self._is_stop(self._looked_at - self._over_at) else since
 
     def _is_stop(self, seconds: float) -> bool:
         """Whether peers suspect a learner of which they hear nothing for so long."""

@@ -110,6 +110,25 @@ def test_it_does_not_wait_for_an_answer_for_ever() -> None:
     assert merges(engine) == [[ME, PEER, THIRD]]
 
 
+def test_after_a_wait_without_an_answer_it_asks_again_at_the_next_stop() -> None:
+    engine = sealer(PEER)
+    engine.now += STOP_S
+    timing = engine.engine.state.policies.timing
+    for _ in range(round(timing.evict_after_s) + 5):
+        engine.tick(1.0)
+        for peer in (PEER, THIRD):
+            engine.beat(peer)
+    asked(engine)
+    engine.now += 2 * timing.suspect_after_s
+    engine.engine.tick(engine.now)
+    ping = engine.engine.state.ping
+    assert asked(engine) == {PEER: ping, THIRD: ping}
+    admit(engine, offer_of(THIRD))
+    assert merges(engine) == []
+    answer(engine)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
 def test_a_merge_that_stops_its_learner_each_time_is_a_seal_after_all() -> None:
     """Else there would be no round at all."""
     engine = stopped_in_a_merge(looks=False)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from mend_optim.membership.stops import Stops
 from mend_optim.protocol.timing import Timing
 
@@ -50,6 +52,45 @@ def test_stops_that_follow_one_another_lengthen_no_wait() -> None:
     assert stops.known_at(31.0, answered=True) == 30.0
     stops.look(42.0)
     assert stops.known_at(42.0, answered=False) == 72.0
+
+
+def looked_each_second(stops: Stops, since: int, until: int) -> None:
+    for now in range(since + 1, until + 1):
+        stops.look(float(now))
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_stop_after_a_wait_without_an_answer_begins_another_one(looks: bool) -> None:
+    stops = looked(0.0, 10.0)
+    looked_each_second(stops, 10, 60)
+    assert stops.known_at(60.0, answered=False) == 40.0
+    if looks:
+        stops.look(70.0)
+    assert stops.known_at(70.0, answered=False) == 100.0
+
+
+def test_a_stop_in_a_wait_does_not_lengthen_it() -> None:
+    stops = looked(0.0, 10.0)
+    looked_each_second(stops, 10, 35)
+    stops.look(45.0)
+    assert stops.known_at(45.0, answered=False) == 40.0
+
+
+def test_a_learner_that_is_stopped_again_and_again_waits_once() -> None:
+    """It has no time between two stops in which an answer could come."""
+    stops = looked(0.0, 10.0)
+    for stop in range(1, 10):
+        looked_each_second(stops, 10 * stop, 10 * stop + 3)
+        stops.look(10.0 * stop + 10)
+    assert stops.known_at(100.0, answered=False) == 40.0
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_learner_that_the_others_have_evicted_meanwhile_waits_anew(looks: bool) -> None:
+    stops = looked(0.0, 10.0)
+    if looks:
+        stops.look(40.0)
+    assert stops.known_at(40.0, answered=False) == 70.0
 
 
 def test_a_learner_that_was_never_stopped_knows_the_others() -> None:

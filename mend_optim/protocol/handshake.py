@@ -121,7 +121,8 @@ class Hello:
 
     @property
     def only_asks(self) -> bool:
-        """Whether the sender is no learner, and wants to be told a value: see `visit`."""
+        """Whether the sender only wants to be told a value, or who is there: a visitor (see
+        `visit`), or a learner that has yet to find out whose address it dials."""
         return any(value == NO_VALUE for _, value in (*self.model, *self.policy))
 
 

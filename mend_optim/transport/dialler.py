@@ -13,16 +13,18 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.handshake import NO_VALUE, Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.seed_addresses import Answer
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.protocol.visited import COUNT
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.connection import Connection
@@ -202,7 +204,7 @@ class Dialler:
                     if not self._is_wanted(address, seed, contact):  # it may have waited for long
                         return VisitOutcome.FAILED
                     connection = await open_.enter_async_context(self._connected(address, name))
-                    theirs = await self._ask(connection, address, seed, name)
+                    theirs = await self._ask(connection, self._hello(), address, seed, name)
                 return await self._meet(connection, theirs, address, seed)
         except PeerError as fault:
             log.debug("%s: %s", address, fault)
@@ -238,19 +240,23 @@ class Dialler:
 
         A caller can only demand a name of its server, and never ask for it. So at a seed, the first
         connection takes any learner of the run and asks for its name, and is used for nothing else.
+        The learner there must not take that for a greeting: this one may shut it out.
         """
         if not self._security.authenticates:
             return ""
         if contact is not None:
             return contact.name
+        asks = replace(self._hello(), model=((COUNT, NO_VALUE),), policy=())
         async with self._connected(address, "") as connection:
-            return (await self._ask(connection, address, seed, "")).peer.name
+            return (await self._ask(connection, asks, address, seed, "")).peer.name
 
-    async def _ask(self, connection: Connection, address: str, seed: str, name: str) -> Hello:
+    async def _ask(
+        self, connection: Connection, mine: Hello, address: str, seed: str, name: str
+    ) -> Hello:
         """Say hello to the learner of this name, or to any; return the answer. Raise `PeerError` if
         it says that it is another. A seed that gives no answer is reported."""
         try:
-            theirs = await connection.hello(self._hello(), self._timing.evict_after_s)
+            theirs = await connection.hello(mine, self._timing.evict_after_s)
         except PeerError as fault:
             if seed:
                 failures = self._failures.get((address, seed), 0)

@@ -231,6 +231,13 @@ SECURITY_MUTANTS = (
         RENEWAL,
     ),
     mutant(
+        "whom-this-learner-shuts-out-is-greeted",
+        "dialler",
+        "replace(self._hello(), model=((COUNT, NO_VALUE),), policy=())",
+        "self._hello()",
+        PROBE,
+    ),
+    mutant(
         "a-seed-is-denied-without-a-word",
         "dialler",
         "                self._seeking.failed(seed, address, Unreached.DENIED, failures)\n",
@@ -370,7 +377,7 @@ SECURITY_MUTANTS = (
     mutant(
         "seeds-say-who-they-are",
         "dialler",
-        'return (await self._ask(connection, address, seed, "")).peer.name',
+        'return (await self._ask(connection, asks, address, seed, "")).peer.name',
         'return ""',
     ),
     mutant(

@@ -131,6 +131,7 @@ async def test_a_learner_is_told_that_it_denies_a_seed(crew: Crew) -> None:
     await a.until(lambda: a.of("unreached"))
     assert set(a.of("unreached")) == {(b.address, Unreached.DENIED)}
     assert b.id not in {id for id, _, _ in a.of("met")}
+    assert b.events == []
 
 
 @secured

@@ -143,7 +143,7 @@ class Sealer:
                 state.roster.known_at(started=fragment.lineage.version > 0),
                 state.knows_others_at(now),
             ),
-            behind_until=self._behind_until(fragment),
+            behind_until=self._behind_until(now, fragment),
         )
 
     def _expected(self, p: int) -> list[PeerId]:
@@ -171,13 +171,14 @@ class Sealer:
         beat = peer.beat
         return beat is not None and beat.training and beat.genesis == self.state.genesis
 
-    def _behind_until(self, fragment: Progress) -> float:
+    def _behind_until(self, now: float, fragment: Progress) -> float:
         """A round on our anchor would cost the work in a greater one, so that one comes first. A
         peer may be unable to hand it over: it is waited for no longer than a transfer may stand,
-        and not at all while the peer is doubted."""
-        if fragment.behind_since is None or not self.adoption.behind(fragment, believed=True):
+        and not at all while the peer is doubted. It may have been shown while ours moved, when
+        nothing is asked for."""
+        if not self.adoption.behind(fragment, believed=True):
             return -NEVER
-        return fragment.behind_since + self.state.policies.timing.round_timeout_s
+        return fragment.seen_behind(now) + self.state.policies.timing.round_timeout_s
 
     def _apply(self, view: View, todo: Plan) -> None:
         state, round, now = self.state, view.round, view.now

@@ -13,6 +13,15 @@ EARLY = of(
     "busy_sealer or so_it_is or early or keeps_the or not_believed or unknown_learners or copy",
 )
 SEAL_MUTANTS = (
+    Mutant(
+        "what-was-shown-while-it-moved-is-not-behind",
+        5,
+        "engine/sealer",
+        "        if not self.adoption.behind(fragment, believed=True):\n",
+        "        behind = self.adoption.behind(fragment, believed=True)\n"
+        "        if fragment.behind_since is None or not behind:\n",
+        of("unit/engine/test_sealer", "falls_behind"),
+    ),
     # Offers on an anchor to come.
     Mutant(
         "early-offers-are-lost",

@@ -345,6 +345,31 @@ def test_a_sealer_that_is_behind_pulls_the_greater_anchor_before_it_seals() -> N
     assert engine.merge().base == newest
 
 
+def test_a_sealer_that_falls_behind_while_it_installs_an_anchor_seals_nothing_on_it() -> None:
+    """The peers get on meanwhile."""
+    engine = sealer(PEER, THIRD, quorum=3)
+    engine.tick(1.0)
+    engine.offer()
+    first = grown(BASE)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, first)
+    engine.receive(state_of(first))
+    (install,) = engine.jobs(Install)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, grown(first))
+        engine.receive(offer_of(peer))
+        for inspect in engine.jobs(Inspect):
+            engine.done(inspect)
+    engine.done(install)
+    engine.apply()
+    assert engine.lineage == first
+    assert engine.jobs(Merge) == []
+    for peer in (PEER, THIRD):
+        engine.beat(peer, first)
+    engine.tick(1.0)
+    assert [len(merge.offers) for merge in engine.jobs(Merge)] == [3]
+
+
 def test_a_sealer_that_cannot_get_the_greater_anchor_seals_in_the_end() -> None:
     engine = sealer(PEER, THIRD)
     engine.offer()

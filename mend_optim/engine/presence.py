@@ -79,6 +79,8 @@ class Presence:
         self.state.roster.slept(now, seconds)
         for wanted in self.state.wants.values():
             wanted.slept(seconds)
+        for fragment in self.state.fragments:
+            fragment.slept(now, seconds)
         self.state.begin_question()
 
     def left_out(self, id: PeerId) -> None:

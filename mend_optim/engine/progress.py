@@ -214,6 +214,12 @@ class Progress(Accounts):
         if self.behind_since is not None and now < self._behind_from + longest_s:
             self.behind_since = now
 
+    def slept(self, now: float, seconds: float) -> None:
+        """This learner was stopped for so long, and waited for no anchor meanwhile."""
+        if self.behind_since is not None:
+            self.behind_since = min(now, self.behind_since + seconds)
+            self._behind_from = min(now, self._behind_from + seconds)
+
     def has_had(self, digest: bytes) -> bool:
         """Whether that is one of this learner's last anchors."""
         return digest in self._had

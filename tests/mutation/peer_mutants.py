@@ -471,6 +471,14 @@ PEER_MUTANTS = (
         STOPS,
     ),
     Mutant(
+        "who-thaws-has-waited-for-an-anchor",
+        4,
+        "engine/presence",
+        "            fragment.slept(now, seconds)\n",
+        "            pass\n",
+        STOPS,
+    ),
+    Mutant(
         "who-thaws-waits-for-ever",
         4,
         "membership/stops",

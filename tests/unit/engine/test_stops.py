@@ -98,6 +98,24 @@ def test_it_waits_for_the_anchor_of_those_that_merged_without_it() -> None:
     assert merges(engine) == []
 
 
+def test_while_a_sealer_is_stopped_it_waits_for_no_greater_anchor() -> None:
+    """It has a while left to pull it."""
+    engine = sealer(PEER)
+    shown = {PEER: grown(grown(engine.lineage)), THIRD: engine.lineage}
+    engine.beat(PEER, shown[PEER])
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    for peer, lineage in shown.items():
+        engine.beat(peer, lineage, pong=engine.engine.state.ping)
+    admit(engine, offer_of(THIRD))
+    assert merges(engine) == []
+    for _ in range(round(engine.engine.state.policies.timing.round_timeout_s) + 1):
+        engine.tick(1.0)
+        for peer, lineage in shown.items():
+            engine.beat(peer, lineage)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
 def test_it_does_not_wait_for_an_answer_for_ever() -> None:
     engine = stopped_in_a_merge(looks=True)
     evict_after_s = engine.engine.state.policies.timing.evict_after_s

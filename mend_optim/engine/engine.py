@@ -229,7 +229,7 @@ class Engine:
 
     def unreached(self, now: float, address: str, cause: Unreached) -> None:
         """Nobody answered at a seed."""
-        self.state.seeds.fail(now, address, cause)
+        self.state.seeds.fail(self.state.stops.awake_s(now), address, cause)
         self._check_joined(now)
 
     def listed(self, now: float, source: str, listing: Listing) -> None:

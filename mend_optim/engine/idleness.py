@@ -45,7 +45,7 @@ class Idleness:
     def look(self, now: float) -> None:
         """Time passed. The learner is told once in each pause, unless it asked for the rest."""
         state = self.state
-        awake_s = now - state.stops.sum_s(now)
+        awake_s = state.stops.awake_s(now)
         if not state.joined or state.totals.step != self._step:
             self._step = state.totals.step
             self._since = awake_s

@@ -27,7 +27,7 @@ class ModelParts:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         #: The model that this learner had when it first heard of a part of a greater one, and when
-        #: that was.
+        #: that was. This learner's stops don't count.
         self._own, self._since = b"", 0.0
 
     def may_fetch(self, now: float, beat: Beat) -> bool:
@@ -39,9 +39,10 @@ class ModelParts:
             return False
         if rollbacks(beat.genesis) <= rollbacks(state.genesis) or self._is_all_there_is(beat):
             return True
+        awake_s = state.stops.awake_s(now)
         if self._own != state.genesis:
-            self._own, self._since = state.genesis, now
-        return now >= self._since + MEETING_BEATS * state.policies.timing.beat_s
+            self._own, self._since = state.genesis, awake_s
+        return awake_s >= self._since + MEETING_BEATS * state.policies.timing.beat_s
 
     def _is_part_of_another(self, beat: Beat) -> bool:
         """Whether a live peer shows the same model as `beat`, with more of our fragments."""

@@ -120,6 +120,7 @@ class Stragglers:
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.heard)
         offers = any(fragment.pending for fragment in self.state.fragments)
         told = self._short_since == NEVER
+        awake_s = self.state.stops.awake_s(now)
         if here >= needed or self.state.alone:
             self._short_since = None
             if told and not self.state.alone:
@@ -127,8 +128,8 @@ class Stragglers:
         elif not offers:
             self._short_since = NEVER if told else None
         elif self._short_since is None:
-            self._short_since = now
-        elif now - self._short_since >= policies.timing.round_timeout_s:
+            self._short_since = awake_s
+        elif awake_s - self._short_since >= policies.timing.round_timeout_s:
             self._short_since = NEVER
             self.state.emit(
                 Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed})

@@ -67,7 +67,8 @@ class Waiting:
         if state.seeds.awaited():
             return False
         patience_s = UNRESOLVED * state.policies.timing.join_timeout_s
-        closed = state.seeds.unresolved(now, patience_s).union(state.seeds.refused)
+        unresolved = state.seeds.unresolved(state.stops.awake_s(now), patience_s)
+        closed = unresolved.union(state.seeds.refused)
         return closed.issuperset(state.seeds.found)
 
     def causes(self) -> dict[str, str]:

@@ -32,7 +32,8 @@ class Seeds:
         #: The later process of this learner's name that the learner at an address has not given
         #: up, and since when it says so.
         self.held: dict[str, tuple[Namesake, float]] = {}
-        #: Why nobody is reached at these addresses, and since when that is the cause.
+        #: Why nobody is reached at these addresses, and since when that is the cause. This
+        #: learner's stops don't count.
         self.unreached: dict[str, tuple[Unreached, float]] = {}
 
     def resolve(self, address: str, peer: PeerId) -> None:

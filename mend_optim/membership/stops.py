@@ -39,6 +39,10 @@ class Stops:
         passed_s = now - self._looked_at
         return self._sum_s + (passed_s if self._is_stop(passed_s) else 0.0)
 
+    def awake_s(self, now: float) -> float:
+        """The time by a clock that stands still while this learner is stopped."""
+        return now - self.sum_s(now)
+
     def last(self, now: float) -> float:
         """When the last stop was over; `-inf`: there was none. The network loop may not have looked
         since: other threads go on at the same time, and bytes that came meanwhile go first."""

@@ -237,7 +237,7 @@ ROLLBACK_MUTANTS = (
     mutant(
         "a-part-waits-for-ever",
         "engine/model_parts",
-        "        return now >= self._since + MEETING_BEATS * state.policies.timing.beat_s\n",
+        "        return awake_s >= self._since + MEETING_BEATS * state.policies.timing.beat_s\n",
         "        return False\n",
         PARTS,
     ),

@@ -85,9 +85,20 @@ def test_it_is_fetched_after_some_beats_if_nobody_shows_more(
     begun, beat_s = engine.now, engine.engine.state.policies.timing.beat_s
     while not asked(engine):
         assert engine.now <= begun + MEETING_BEATS * beat_s
-        engine.now += beat_s
+        engine.tick(beat_s)
         show(engine, PEER, rolled(), 1)
     assert engine.now > begun + MEETING_BEATS * beat_s
+
+
+def test_a_stop_takes_nothing_from_the_wait_for_more() -> None:
+    engine = among_peers(fragments=2)
+    met(engine)
+    show(engine, PEER, rolled(), 1)
+    engine.tick(1.0)
+    engine.now += 1000.0
+    engine.engine.tick(engine.now)
+    show(engine, PEER, rolled(), 1)
+    assert asked(engine) == set()
 
 
 def test_it_is_fetched_at_once_if_no_other_learner_has_the_group() -> None:
@@ -127,7 +138,8 @@ def test_for_a_second_rollback_it_waits_again() -> None:
     engine = among_peers(fragments=2)
     met(engine)
     show(engine, PEER, rolled(), 1)
-    engine.now += (MEETING_BEATS + 1) * engine.engine.state.policies.timing.beat_s
+    for _ in range(MEETING_BEATS + 1):
+        engine.tick(engine.engine.state.policies.timing.beat_s)
     show(engine, PEER, rolled(), 1)
     assert engine.sent(Want) == [(PEER, Want(ME, 0, b""))]
     engine.receive(state_of(rolled()))
@@ -138,6 +150,7 @@ def test_for_a_second_rollback_it_waits_again() -> None:
     engine.engine.met(engine.now, FOURTH, "fourth:1")
     show(engine, PEER, rolled(2), 1)
     assert asked(engine) == set()
-    engine.now += MEETING_BEATS * engine.engine.state.policies.timing.beat_s
+    for _ in range(MEETING_BEATS):
+        engine.tick(engine.engine.state.policies.timing.beat_s)
     show(engine, PEER, rolled(2), 1)
     assert asked(engine) == {PEER}

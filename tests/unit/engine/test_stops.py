@@ -10,6 +10,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.round import Phase
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import TRIAL
+from mend_optim.engine.waiting import UNRESOLVED
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal
@@ -265,6 +266,51 @@ def test_a_stop_takes_nothing_from_the_wait_for_others() -> None:
     assert not one.state.joined
     pass_until(one, 3601.0 + join_timeout_s)
     assert one.state.joined
+
+
+def test_a_stop_makes_no_name_a_wrong_one() -> None:
+    """A machine that wakes up has no network for a moment, so no name resolves."""
+    one = Engine(ME, "", ("peer:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    one.begin(0.0, GENESIS, (b"",))
+    one.unreached(0.5, "peer:1", Unreached.NAME)
+    pass_until(one, 2.0)
+    one.unreached(3602.0, "peer:1", Unreached.NAME)
+    one.tick(3602.0)
+    patience_s = UNRESOLVED * one.state.policies.timing.join_timeout_s
+    pass_until(one, 3600.0 + patience_s)
+    assert not one.state.joined
+    pass_until(one, 3601.0 + patience_s)
+    assert one.state.joined
+
+
+def test_a_name_that_fails_after_a_stop_has_its_time() -> None:
+    one = Engine(ME, "", ("peer:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    one.begin(0.0, GENESIS, (b"",))
+    pass_until(one, 2.0)
+    one.tick(3602.0)
+    one.unreached(3602.0, "peer:1", Unreached.NAME)
+    patience_s = UNRESOLVED * one.state.policies.timing.join_timeout_s
+    pass_until(one, 3601.0 + patience_s)
+    assert not one.state.joined
+    pass_until(one, 3602.0 + patience_s)
+    assert one.state.joined
+
+
+def test_a_stop_is_no_time_without_a_quorum() -> None:
+    engine = DrivenEngine(quorum=3)
+    engine.beat()
+    engine.offer()
+    engine.tick(1.0)
+    engine.now += 3600.0
+    engine.engine.tick(engine.now)
+    for _ in range(int(engine.engine.state.policies.timing.round_timeout_s) - 3):
+        engine.beat()
+        engine.tick(1.0)
+    assert engine.events("below_quorum") == []
+    for _ in range(4):
+        engine.beat()
+        engine.tick(1.0)
+    assert len(engine.events("below_quorum")) == 1
 
 
 def test_after_a_stop_nobody_asks_why_there_was_no_step() -> None:

@@ -334,6 +334,14 @@ PEER_MUTANTS = (
         LATE_BEATS,
     ),
     Mutant(
+        "long-beats-are-told-as-powers-of-ten",
+        4,
+        "engine/late_beats",
+        "{own_s:.3g}",
+        "{own_s:.2g}",
+        LATE_BEATS,
+    ),
+    Mutant(
         "a-net-that-was-parted-makes-beats-late",
         4,
         "engine/late_beats",

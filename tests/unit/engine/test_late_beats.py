@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.engine.late_beats import FEWEST_RETURNS
+from mend_optim.engine.late_beats import FEWEST_RETURNS, LateBeats
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Goodbye
-from tests.support.engines import DrivenEngine
+from mend_optim.protocol.timing import Timing
+from tests.support.engines import ME, PEER, DrivenEngine
 
 PEERS = [PeerId(f"peer{i}", 1) for i in range(8)]
 AWAY = 5  # beats for which a late peer is silent
@@ -57,6 +61,19 @@ def test_beats_that_come_late_are_told_once() -> None:
         "were 1 s apart; pass a greater beat_s to all learners, or let fewer share a machine"
     )
     assert in_turns(engine, PEERS, 3 * FEWEST_RETURNS) == []
+
+
+def test_long_beats_are_told_in_plain_figures() -> None:
+    policies = Policies(schedule=Schedule(), timing=Timing(beat_s=100.0, evict_after_s=1000.0))
+    state = EngineState(ME, "", (), policies)
+    state.roster.meet(0.0, PEER, "peer:1")
+    late = LateBeats(state)
+    for beat in range(FEWEST_RETURNS):
+        late.look(123.4 * beat, [PEER.name])
+    (event,) = state.out
+    assert isinstance(event, Event)
+    assert "timing.beat_s=100 allows" in event.text
+    assert "own beats were 123 s apart" in event.text
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])

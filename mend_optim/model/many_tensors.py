@@ -42,8 +42,9 @@ def brought(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def copy_each(to: list[Tensor], of: list[Tensor]) -> None:
-    """Copy each tensor into its partner on the same device."""
-    if to and are_plain([*to, *of]):
+    """Copy each tensor into its partner. One call does so where all are on one device."""
+    both = [*to, *of]
+    if len({tensor.device for tensor in both}) == 1 and are_plain(both):
         torch._foreach_copy_(to, of)
     else:
         for target, source in zip(to, of, strict=True):

@@ -1209,6 +1209,8 @@ MUTANTS = (
     Mutant("state-of-a-new-optimizer-tells-of-steps", 4, "model/moment_state",
            "    return any(bool(own_part(v).any()) for v in others) if others else step is not None", "    return True",
            of("unit/model/test_moment_state")),
+    Mutant("tensors-of-several-devices-are-copied-by-one-call", 10, "model/many_tensors",
+           "len({tensor.device for tensor in both}) == 1", "both", of("unit/model/test_moment_state")),
     Mutant("counters-of-any-kind-are-stacked", 10, "model/moment_state",
            "if len(kinds) == 1 and are_plain(counters):", "if counters:", of("unit/model/test_moment_state")),
     Mutant("first-moments-without-bound", 10, "model/moment_state",

@@ -19,6 +19,7 @@ from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
 from mend_optim.model.known_moments import decay_of, decays, known_moments
 from mend_optim.model.layout import Layout
+from mend_optim.model.many_tensors import copy_each
 from mend_optim.model.moment_state import (
     FragmentState,
     clip_first_moment,
@@ -453,6 +454,21 @@ def test_counters_are_not_copied_to_the_host_without_waiting() -> None:
     with Copies() as copies, pytest.raises(NotImplementedError):  # it has no value
         learner.read(learner.moments[0])
     assert copies.to == [away.device, away.device]
+
+
+def test_only_tensors_of_one_device_are_copied_by_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """State is on a GPU, and is copied to the host, where no stream carries it there."""
+    calls: list[int] = []
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: calls.append(len(to)))
+    here, away = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
+    copy_each(here, away)
+    copy_each([], [])
+    copy_each([tensor.to("meta") for tensor in here], away)
+    copy_each([here[0].to("meta"), here[1]], away)
+    assert calls == [2]
+    assert here[1].tolist() == [1, 1, 1]  # one by one
 
 
 def test_state_that_torch_makes_for_a_new_optimizer_tells_of_no_step() -> None:

@@ -76,7 +76,8 @@ def plain_number(value: Any) -> Any:
     """A number of numpy's or torch's as Python's own int or float; anything else as it is.
 
     Learners compare the text of their settings, and `numpy.int64(8)` must read 8 there."""
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+    # a truth value of torch, or of a numpy before 2, would pass for 0 or 1
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("torch.bool", "bool"):
         return value
     # a tensor on the meta device raises `RuntimeError`
     with suppress(TypeError, OverflowError, RuntimeError):

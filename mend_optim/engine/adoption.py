@@ -23,7 +23,7 @@ from mend_optim.engine.repairs import Repairs
 from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
 from mend_optim.membership.zones import are_neighbours
-from mend_optim.protocol.lineage import Key, Lineage, PeerId, model_key, rollbacks
+from mend_optim.protocol.lineage import Lineage, PeerId, model_key, rollbacks
 from mend_optim.protocol.messages import Beat, Seal, State
 
 
@@ -102,19 +102,6 @@ class Adopter:
         state.wants.clear()
         for fragment, report in zip(shared, beat.reports, strict=False):
             self.pulling.want(now, fragment, beat.peer, report.key, whole=True)
-
-    def behind(self, fragment: Progress, *, believed: bool = False) -> bool:
-        """Whether a live peer shows a greater anchor of this fragment. With `believed`, only those
-        count that this learner would take."""
-        state, p, own = self.state, fragment.fragment, self.state.key(fragment)
-        return any(
-            key > own and not (believed and self._holds(fragment, key, peer))
-            for peer, key in state.shown(p)
-        )
-
-    def _holds(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
-        """Whether a greater anchor that a peer claims is not to be had now."""
-        return self.state.claims.doubts(peer) or not self.majority.believes(fragment, key, peer)
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -273,4 +273,4 @@ class Boundaries:
             return False
         if any(self.adoption.repairs.is_mending(f.fragment) for f in shared):
             return False
-        return not any(self.adoption.behind(fragment) for fragment in state.fragments)
+        return not any(self.adoption.pulling.behind(fragment) for fragment in state.fragments)

@@ -211,6 +211,44 @@ class Pulling:
         if switch and not switch.complete and switch.peer not in asked:
             state.end_switch()
 
+    # ── hold rounds back ──────────────────────────────────────────────────────────────────────────
+
+    def behind(self, fragment: Progress, *, believed: bool = False) -> bool:
+        """Whether a live peer shows a greater anchor of this fragment. With `believed`, only those
+        count that this learner would take."""
+        state, own = self.state, self.state.key(fragment)
+        return any(
+            key > own and not (believed and self._holds(fragment, key, peer))
+            for peer, key in state.shown(fragment.fragment)
+        )
+
+    def _holds(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
+        """Whether a greater anchor that a peer claims is not to be had now."""
+        return self.state.claims.doubts(peer) or not self.majority.believes(fragment, key, peer)
+
+    def behind_until(self, now: float, fragment: Progress) -> float:
+        """Until when rounds wait for a greater anchor; in the past if they don't. A round on our
+        anchor would cost the work in the greater one, so that one comes first. A peer may be unable
+        to hand it over: it is waited for no longer than a transfer may stand, and not at all while
+        the peer is doubted. It may have been shown while ours moved, when nothing is asked for.
+
+        After a stop the others surely went on, and their links with this learner may break as it
+        goes on: then they are waited for as long as for their answers, also if they are doubted or
+        suspected."""
+        timing = self.state.policies.timing
+        if self.behind(fragment, believed=True):
+            return fragment.seen_behind(now) + timing.round_timeout_s
+        answers_by = self.state.stops.last(now) + timing.evict_after_s
+        return answers_by if now < answers_by and self._was_shown_more(fragment) else -NEVER
+
+    def _was_shown_more(self, fragment: Progress) -> bool:
+        """Whether any peer, also one that is suspected or doubted, has shown a greater anchor of
+        this fragment that this learner believes."""
+        state, p, own = self.state, fragment.fragment, self.state.key(fragment)
+        beats = [beat for beat in state.roster.beats(state.genesis) if p < len(beat.reports)]
+        greater = [(b.peer, b.reports[p].key) for b in beats if b.reports[p].key > own]
+        return any(self.majority.believes(fragment, key, peer) for peer, key in greater)
+
 
 def is_between(state: EngineState, fragment: Progress, peer: PeerId | None, sealer: PeerId) -> bool:
     """Whether a peer passes the seals of a sealer on that we do not reach: it has our offer, or

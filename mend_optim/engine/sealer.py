@@ -11,7 +11,6 @@ from mend_optim.engine.headway import headway
 from mend_optim.engine.healing import tell_refused
 from mend_optim.engine.joint_offers import flaw_of_joint, may_take
 from mend_optim.engine.mode import Mode
-from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.relaying import Relaying
@@ -143,7 +142,7 @@ class Sealer:
                 state.roster.known_at(started=fragment.lineage.version > 0),
                 state.knows_others_at(now),
             ),
-            behind_until=self._behind_until(now, fragment),
+            behind_until=self.adoption.pulling.behind_until(now, fragment),
         )
 
     def _expected(self, p: int) -> list[PeerId]:
@@ -170,15 +169,6 @@ class Sealer:
     def _trains(self, peer: Peer) -> bool:
         beat = peer.beat
         return beat is not None and beat.training and beat.genesis == self.state.genesis
-
-    def _behind_until(self, now: float, fragment: Progress) -> float:
-        """A round on our anchor would cost the work in a greater one, so that one comes first. A
-        peer may be unable to hand it over: it is waited for no longer than a transfer may stand,
-        and not at all while the peer is doubted. It may have been shown while ours moved, when
-        nothing is asked for."""
-        if not self.adoption.behind(fragment, believed=True):
-            return -NEVER
-        return fragment.seen_behind(now) + self.state.policies.timing.round_timeout_s
 
     def _apply(self, view: View, todo: Plan) -> None:
         state, round, now = self.state, view.round, view.now

@@ -16,10 +16,10 @@ SEAL_MUTANTS = (
     Mutant(
         "what-was-shown-while-it-moved-is-not-behind",
         5,
-        "engine/sealer",
-        "        if not self.adoption.behind(fragment, believed=True):\n",
-        "        behind = self.adoption.behind(fragment, believed=True)\n"
-        "        if fragment.behind_since is None or not behind:\n",
+        "engine/pulling",
+        "        if self.behind(fragment, believed=True):\n",
+        "        behind = self.behind(fragment, believed=True)\n"
+        "        if fragment.behind_since is not None and behind:\n",
         of("unit/engine/test_sealer", "falls_behind"),
     ),
     # Offers on an anchor to come.
@@ -736,9 +736,9 @@ SEAL_MUTANTS = (
     Mutant(
         "rounds-wait-for-a-doubted-peer",
         4,
-        "engine/sealer",
-        "self.adoption.behind(fragment, believed=True)",
-        "self.adoption.behind(fragment)",
+        "engine/pulling",
+        "self.behind(fragment, believed=True)",
+        "self.behind(fragment)",
         CLAIMS,
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mend_optim.engine.effects import Inspect, Merge
@@ -13,7 +15,7 @@ from mend_optim.engine.state import TRIAL
 from mend_optim.engine.waiting import UNRESOLVED
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Offer, Seal
+from mend_optim.protocol.messages import Beat, Offer, Seal, Want
 from mend_optim.protocol.unreached import Unreached
 from tests.support.engines import (
     GENESIS,
@@ -196,6 +198,59 @@ def test_where_all_links_broke_it_waits_until_one_is_back() -> None:
         engine.engine.linked(engine.now, peer, True)
     assert merges(engine) == []
     answer(engine)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
+def show_more(engine: DrivenEngine, pong: int = 0) -> None:
+    for peer in (PEER, THIRD):
+        engine.beat(peer, grown(engine.lineage), pong=pong)
+
+
+def break_links(engine: DrivenEngine) -> None:
+    """Both peers are suspected."""
+    for peer in (PEER, THIRD):
+        engine.engine.linked(engine.now, peer, False)
+
+
+def fail(engine: DrivenEngine) -> None:
+    """Nobody hands the anchor over that both peers show, so both are doubted."""
+    show_more(engine)
+    while wants := engine.sent(Want):
+        for peer, want in wants:
+            engine.engine.undelivered(engine.now, peer, want)
+        show_more(engine)
+
+
+@pytest.mark.parametrize("accident", [break_links, fail])
+def test_it_waits_for_a_while_for_what_it_was_shown(
+    accident: Callable[[DrivenEngine], None],
+) -> None:
+    """The others have evicted it, and hang up as it goes on."""
+    engine = sealer(PEER)
+    engine.engine.state.adopted_since_rollback = TRIAL
+    evict_after_s = engine.engine.state.policies.timing.evict_after_s
+    engine.now += evict_after_s
+    engine.engine.tick(engine.now)
+    show_more(engine, pong=engine.engine.state.ping)
+    accident(engine)
+    admit(engine, offer_of(THIRD))
+    for _ in range(round(evict_after_s) - 1):
+        engine.tick(1.0)
+        accident(engine)
+        assert merges(engine) == []
+    engine.tick(1.0)
+    accident(engine)
+    assert merges(engine) == [[ME, PEER, THIRD]]
+
+
+def test_it_does_not_wait_for_what_one_of_two_peers_alone_has_shown() -> None:
+    engine = sealer(PEER)
+    engine.engine.state.adopted_since_rollback = TRIAL
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    engine.beat(THIRD, engine.lineage, pong=engine.engine.state.ping)
+    engine.beat(PEER, grown(engine.lineage), pong=engine.engine.state.ping)
+    admit(engine, offer_of(THIRD))
     assert merges(engine) == [[ME, PEER, THIRD]]
 
 

@@ -91,6 +91,7 @@ class Majority:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
+        #: By a clock that stands still while this learner is stopped: it hears of no other anchor.
         self._now = 0.0
         #: By fragment; `MODEL`: of any of them.
         self._moves: dict[int, _Moves] = {}
@@ -99,7 +100,7 @@ class Majority:
 
     def look(self, now: float) -> None:
         """Time passed, or an anchor may have moved."""
-        self._now = now
+        self._now = now = self.state.stops.awake_s(now)
         digests = {f.fragment: f.lineage.digest for f in self.state.fragments}
         digests[MODEL] = b"".join(digests.values())
         resting, least_s = self.state.resting, self.state.policies.timing.evict_after_s

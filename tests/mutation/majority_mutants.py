@@ -23,6 +23,11 @@ def of_the_seal_less(name: str, old: str, new: str) -> Mutant:
 
 
 MAJORITY_MUTANTS = (
+    mutant(
+        "claims-ripen-in-a-stop",
+        "self._now = now = self.state.stops.awake_s(now)",
+        "self._now = now",
+    ),
     of_newcomers(
         "greater-first-weights-are-no-reason-to-wait",
         "if any(self._key(rival) > self._key(beat) for rival in rivals):",

@@ -35,6 +35,15 @@ PATIENCE_S = 31.0
 STUCK_S = Timing().evict_after_s
 
 
+def pass_awake(engine: DrivenEngine, seconds: float) -> None:
+    """So much time passes, and the network loop looks at the clock meanwhile, and at nothing
+    else."""
+    until = engine.now + seconds
+    while engine.now < until:
+        engine.now = min(engine.now + 1.0, until)
+        engine.engine.state.stops.look(engine.now)
+
+
 def experienced(*peers: PeerId, seals: bool = False) -> DrivenEngine:
     """A learner that has adopted a few rounds of its peers, who all show its anchor."""
     engine = DrivenEngine(seals=seals)
@@ -50,7 +59,7 @@ def advance_all(engine: DrivenEngine, peers: Sequence[PeerId]) -> None:
     """One more round, sealed by the learner's sealer; all peers show its anchor."""
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer
-    engine.now += 1.0
+    pass_awake(engine, 1.0)
     engine.receive(seal_of(engine.lineage, sealer=sealer))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
@@ -161,7 +170,7 @@ def test_after_a_rollback_any_ones_word_is_taken_for_a_few_anchors() -> None:
 
 def take_shown(engine: DrivenEngine, lineage: Lineage) -> None:
     """A peer shows a greater anchor; the learner fetches it whole, and takes it."""
-    engine.now += 1.0
+    pass_awake(engine, 1.0)
     engine.beat(PEER, lineage, step=3, genesis=lineage.genesis)
     ((to, _),) = engine.sent(Want)
     assert to == PEER
@@ -181,12 +190,24 @@ def test_a_claim_is_fetched_if_no_round_has_gone_on_for_long() -> None:
         engine.beat(LIAR, claimed(engine.lineage), step=3)
 
     beats()
-    engine.now += PATIENCE_S - 2
+    pass_awake(engine, PATIENCE_S - 2)
     beats()
     assert engine.sent(Want) == []
-    engine.now += 2
+    pass_awake(engine, 2)
     beats()
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
+
+
+def test_a_stop_makes_no_claim_older() -> None:
+    """A liar's word is not taken because its victim slept."""
+    engine = experienced(PEER, THIRD, LIAR)
+    engine.beat(LIAR, claimed(engine.lineage), step=3)
+    engine.now += 10 * PATIENCE_S
+    engine.engine.tick(engine.now)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, engine.lineage, step=3)
+    engine.beat(LIAR, claimed(engine.lineage), step=3)
+    assert engine.sent(Want) == []
 
 
 @pytest.mark.parametrize(("pause", "counts"), [(25.0, 25.0), (STUCK_S, STUCK_S), (1000.0, STUCK_S)])
@@ -194,13 +215,13 @@ def test_where_rounds_take_long_a_claim_is_held_for_longer(pause: float, counts:
     """But no disturbance, perhaps of a liar, makes a learner wait for many times as long."""
     peers = (PEER, THIRD, LIAR)
     engine = experienced(*peers)
-    engine.now += pause - 1
+    pass_awake(engine, pause - 1)
     advance_all(engine, peers)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
-    engine.now += PAUSES * counts - 1
+    pass_awake(engine, PAUSES * counts - 1)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
     assert engine.sent(Want) == []
-    engine.now += 1
+    pass_awake(engine, 1)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
 
@@ -215,7 +236,7 @@ def test_a_rest_does_not_count_as_a_pause_between_rounds(when: str) -> None:
         engine.beat(PEER, engine.lineage, step=3)
         engine.step()
         assert not engine.engine.state.resting
-    engine.now += 100.0
+    pass_awake(engine, 100.0)
     if when == "after it":
         for peer in peers:
             engine.beat(peer, engine.lineage, step=3)
@@ -223,10 +244,10 @@ def test_a_rest_does_not_count_as_a_pause_between_rounds(when: str) -> None:
     advance_all(engine, peers)
     engine.step()
     engine.beat(LIAR, claimed(engine.lineage), step=3)
-    engine.now += PATIENCE_S - 2
+    pass_awake(engine, PATIENCE_S - 2)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
     assert engine.sent(Want) == []
-    engine.now += 2
+    pass_awake(engine, 2)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
 

@@ -9,7 +9,7 @@ from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Want
 from mend_optim.protocol.timing import Timing
 from tests.support.engines import FOURTH, PEER, THIRD, DrivenEngine, grown, state_of
-from tests.unit.engine.test_majority import advance_all, claimed, experienced
+from tests.unit.engine.test_majority import advance_all, claimed, experienced, pass_awake
 
 TIMING = Timing()
 ROUND_S = TIMING.round_timeout_s
@@ -22,8 +22,7 @@ def of_rare_rounds() -> tuple[DrivenEngine, PeerId]:
     """A learner whose rounds take long, and its sealer."""
     engine = experienced(*PEERS)
     for pause_s in (TIMING.evict_after_s, PAUSES * TIMING.evict_after_s):
-        engine.now += pause_s - 1.0
-        engine.tick(0.0)  # else it would have been stopped while the peer is asked
+        pass_awake(engine, pause_s - 1.0)
         advance_all(engine, PEERS)
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer

@@ -26,6 +26,7 @@ class _Standoff:
 
     sealer: PeerId
     anchor: bytes
+    #: Since when. This learner's stops don't count: what the sealer told meanwhile comes later.
     since: float
 
 
@@ -53,10 +54,10 @@ class Standoffs:
         if offer is None or not offer.steps:
             self._standing.pop(p, None)
             return sealer
-        known = self._standing.get(p)
+        known, awake_s = self._standing.get(p), state.stops.awake_s(now)
         if known is None or (known.sealer, known.anchor) != (sealer, anchor):
-            self._standing[p] = known = _Standoff(sealer, anchor, now)
-        if now < known.since + self._patience_s(sealer):
+            self._standing[p] = known = _Standoff(sealer, anchor, awake_s)
+        if awake_s < known.since + self._patience_s(sealer):
             return sealer
         state.stands_in[p] = sealer
         return state.me

@@ -39,6 +39,7 @@ STANDOFF_MUTANTS = (
         "p in self.stands_in",
         room="engine/state",
     ),
+    mutant("a-stop-is-a-standoff", "state.stops.awake_s(now)", "now"),
     mutant("both-begin-at-once", "(1 if is_first else 2)", "1"),
     mutant(
         "the-greater-name-begins",

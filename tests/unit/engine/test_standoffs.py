@@ -64,6 +64,18 @@ def test_the_other_one_waits_twice_as_long() -> None:
     assert [o.peer for o in engine.merge().offers] == [other, ME]
 
 
+def test_a_stop_is_no_standoff() -> None:
+    """The sealer may have run its rounds meanwhile."""
+    engine, other = standoff()
+    wait(engine, other, 2)
+    engine.now += 10 * PATIENCE_S
+    engine.engine.tick(engine.now)
+    wait(engine, other, PATIENCE_S - 4)
+    assert engine.engine.state.sealer(0) == other
+    wait(engine, other, 4)
+    assert engine.engine.state.sealer(0) == ME
+
+
 def test_it_goes_on_so_without_waiting_again() -> None:
     engine, other = standoff()
     wait(engine, other, PATIENCE_S + 1)

@@ -122,8 +122,9 @@ class Event:
                         back to an earlier anchor
     yielded             peer, incarnation: most learners go on without this learner's anchor, which
                         is given up for theirs
-    switched            peer, incarnation: whose model, another one, this learner has taken over;
-                        tokens in it; dropped_tokens and superseded_tokens of this learner
+    switched            peer, incarnation: whose model, another one, this learner has taken over, or
+                        whose branch of the same one; tokens in it; dropped_tokens and
+                        superseded_tokens of this learner
     forked              peer, incarnation, fragment: a learner has something else in an anchor
                         than this learner has under the same key
     outvoted            peer, incarnation, fragment: a peer had handed this learner another anchor

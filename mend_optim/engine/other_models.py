@@ -28,6 +28,11 @@ SWITCHED = (
     "has another model, with {:,} tokens in it, which this learner takes over: {:,} tokens of this "
     "learner's work are given up; if that is another run, keep the addresses of the two apart"
 )
+BRANCH = (
+    "has another branch of this model, with {:,} tokens in it, which this learner takes over: {:,} "
+    "tokens of this learner's merged work are given up; learners that merge apart, after a cut or "
+    "from checkpoints of different runs, lose the lesser branch"
+)
 #: A peer, and a fragment that it has otherwise; or `MODEL`.
 Place = tuple[PeerId, int]
 
@@ -110,11 +115,25 @@ def switched_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None
     most = max(records, key=given_up)
     if given_up(most) <= 0:
         return None
+    return _taken_over(peer, most, SWITCHED.format(most.tokens, given_up(most)))
+
+
+def branch_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None:
+    """The news that this learner has taken over a peer's branch of the model that both have; None
+    if all that this learner had merged is in it. Two runs of one script and one seed begin with
+    one model, so a checkpoint of the other run is a branch of this one."""
+    most = max(records, key=lambda record: record.superseded_tokens)
+    if most.superseded_tokens <= 0:
+        return None
+    return _taken_over(peer, most, BRANCH.format(most.tokens, most.superseded_tokens))
+
+
+def _taken_over(peer: PeerId, record: RoundRecord, text: str) -> Event:
     return describe(
         peer,
         "switched",
-        SWITCHED.format(most.tokens, given_up(most)),
-        tokens=most.tokens,
-        dropped_tokens=most.dropped_tokens,
-        superseded_tokens=most.superseded_tokens,
+        text,
+        tokens=record.tokens,
+        dropped_tokens=record.dropped_tokens,
+        superseded_tokens=record.superseded_tokens,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from mend_optim.engine.accounts import Totals
@@ -27,16 +27,16 @@ from mend_optim.engine.effects import (
     Retake,
 )
 from mend_optim.engine.healing import Healing
-from mend_optim.engine.ledger import RoundRecord, sealed_record, whole_anchor_record
+from mend_optim.engine.ledger import Event, RoundRecord, sealed_record, whole_anchor_record
 from mend_optim.engine.mode import Change
 from mend_optim.engine.offers import Offers
-from mend_optim.engine.other_models import switched_event
+from mend_optim.engine.other_models import branch_event, switched_event
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.rollback import rollback_event, rolled_back
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.state import EngineState
 from mend_optim.errors import unreachable
-from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
+from mend_optim.protocol.lineage import Lineage, Rollback
 from mend_optim.protocol.messages import State, moment_names
 
 
@@ -230,16 +230,17 @@ class Outcomes:
                 state.adopted_since_rollback = 0
                 state.emit(rollback_event(rollback, records))
             elif state.genesis != former:
-                self._tell_switch(job.states[0].peer, records)
+                self._tell(switched_event(job.states[0].peer, records))
+            else:
+                self._tell(branch_event(job.states[0].peer, records))
             if job.replace:
                 self._follow_model(len(job.states), rollback)
         for anchor in job.states:
             self.go_on(now, anchor.fragment)
 
-    def _tell_switch(self, peer: PeerId, records: Sequence[RoundRecord]) -> None:
-        switched = switched_event(peer, records)
-        if switched:
-            self.state.emit(switched)
+    def _tell(self, event: Event | None) -> None:
+        if event:
+            self.state.emit(event)
 
     def _take_anchor(self, job: Install, anchor: State) -> RoundRecord:
         state, p, lineage = self.state, anchor.fragment, anchor.lineage

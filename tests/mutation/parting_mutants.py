@@ -18,6 +18,18 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = PA
 
 PARTING_MUTANTS = (
     mutant(
+        "a-branch-is-taken-over-in-silence",
+        OTHERS,
+        "    if most.superseded_tokens <= 0:\n        return None\n",
+        "    return None\n",
+    ),
+    mutant(
+        "a-branch-that-costs-nothing-is-told",
+        OTHERS,
+        "    if most.superseded_tokens <= 0:\n        return None\n",
+        "",
+    ),
+    mutant(
         "who-is-asked-may-seal-anything",
         ADOPTION,
         "    if sealer.name == state.me.name or (",

@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,21 @@ def switched() -> Said:
     return engine.events("switched")
 
 
+def other_branch() -> Said:
+    """40 tokens of this learner were merged, and another branch has more, without them."""
+    engine = DrivenEngine(seals=False)
+    engine.beat(B)
+    offer = engine.offer(steps=4)
+    engine.receive(seal_of(BASE, offer.entry, sealer=B))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.receive(state_of(replace(BASE, tokens=10_410, version=9, digest=b"d"), peer=B))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    return engine.events("switched")
+
+
 # ── slow learners ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -696,6 +712,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Tokens that are counted in two ways": uneven,
     "Two models side by side": lambda: other_models("parted"),
     "Another model was taken over": switched,
+    "Another branch was taken over": other_branch,
     "Trained weights gave way to others": replaced,
     "One model again": lambda: other_models("agreed"),
     "An end that has to wait": lambda: finishes(2, "finishing"),

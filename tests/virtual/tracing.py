@@ -373,6 +373,9 @@ class TracedCluster(Cluster):
             case "restored":
                 unmerged = _work(facts["unmerged_tokens"])
                 return f"begins from a checkpoint of step {facts['step']}, {unmerged} unmerged"
+            case "switched":
+                lost = facts["dropped_tokens"] + facts["superseded_tokens"]
+                return f"tells its user of {_work(lost)} that are given up"
             case _:
                 return event.kind
 

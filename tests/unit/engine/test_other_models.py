@@ -201,8 +201,8 @@ def take(engine: DrivenEngine, anchor: Lineage) -> list[Event]:
     return engine.events("switched", "rolled_back")
 
 
-def test_a_learner_that_takes_over_another_model_tells_what_it_gives_up() -> None:
-    """40 tokens were merged, and 10 were not yet."""
+def merged() -> DrivenEngine:
+    """40 tokens of this learner are in its anchor, and 10 are not yet."""
     engine = DrivenEngine(seals=False)
     engine.beat()
     offer = engine.offer(steps=4)
@@ -211,6 +211,29 @@ def test_a_learner_that_takes_over_another_model_tells_what_it_gives_up() -> Non
     engine.done(advance)
     engine.apply()
     engine.step()
+    return engine
+
+
+def test_a_learner_that_takes_over_a_branch_tells_what_it_had_merged() -> None:
+    """What no anchor had stays in its weights, and travels in its next offer."""
+    engine = merged()
+    (event,) = take(engine, replace(BASE, tokens=10**6, version=9, digest=b"branch"))
+    assert event.facts == {
+        "peer": PEER.name,
+        "incarnation": PEER.incarnation,
+        "tokens": 10**6,
+        "dropped_tokens": 0,
+        "superseded_tokens": 40,
+    }
+
+
+def test_an_anchor_that_goes_on_from_this_one_gives_nothing_up() -> None:
+    engine = merged()
+    assert take(engine, grown(engine.lineage)) == []
+
+
+def test_a_learner_that_takes_over_another_model_tells_what_it_gives_up() -> None:
+    engine = merged()
     (event,) = take(engine, theirs(10**6))
     assert event.facts == {
         "peer": PEER.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,15 +17,23 @@ from mend_optim.status import Status, status_alone
 from mend_optim.worker.checkpoint import Checkpoint, with_group
 from mend_optim.wrapped_parameters import WrappedParameters
 
+log = logging.getLogger("mend_optim")
+BEYOND = (
+    "trains alone from here on, because finish() has ended its run: nobody gets what it learns; "
+    "call synchronize() to wait for a merge in mid-run, or make a new MendOptimizer for another run"
+)
+
 
 class RunHistory:
     """What lies behind one model's training, in this process and before its checkpoint.
 
     Args:
+        name: the learner's name.
         model: the parameters that are trained.
     """
 
-    def __init__(self, model: WrappedParameters) -> None:
+    def __init__(self, name: str, model: WrappedParameters) -> None:
+        self._name = name
         self._model = model
         #: Inner steps and tokens so far, those before the loaded checkpoint included.
         self.step = 0
@@ -59,6 +68,8 @@ class RunHistory:
 
     def count(self, tokens: int, rate: float) -> None:
         """One inner step was taken."""
+        if self.end is not None:
+            log.warning("%s: %s", self._name, BEYOND)
         self.end = None
         self.step += 1
         self.tokens += tokens

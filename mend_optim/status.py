@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.state import EngineState
@@ -304,15 +305,15 @@ def status_alone(name: str, step: int, tokens: int, position: int) -> Status:
     )
 
 
-def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
-    """The anchors of a learner, by fragment."""
+def fragment_statuses(state: EngineState, totals: Totals) -> tuple[FragmentStatus, ...]:
+    """The anchors of a learner that has trained so much, by fragment."""
     return tuple(
         FragmentStatus(
             index=f.fragment,
             tokens=f.lineage.tokens,
             version=f.lineage.version,
             digest=f.lineage.digest.hex(),
-            unmerged_tokens=f.unmerged(state.totals).tokens,
+            unmerged_tokens=f.unmerged(totals).tokens,
         )
         for f in state.fragments
     )
@@ -369,6 +370,14 @@ def _has_ended(state: EngineState, peer: Peer) -> bool:
     return bool(state.ended or (peer.beat and peer.beat.ended))
 
 
+def position_of(state: EngineState, step: int, head_start: int) -> int:
+    """The position of a learner of so many steps; `head_start` counts until it has begun. The
+    engine counts no step before that, and none after the learner has left."""
+    if not state.fragments:
+        return head_start + step
+    return state.head_start + step if state.mode is Mode.CLOSED else state.position
+
+
 def learner_status(
     state: EngineState,
     failing: Mapping[PeerId, Verdict],
@@ -380,7 +389,9 @@ def learner_status(
     traffic: Traffic,
 ) -> Status:
     """The status of a learner with peers, some of which may be `failing`."""
-    fragments = fragment_statuses(state)
+    # The engine of a learner that has left counts no steps, and the learner may go on alone.
+    has_left = state.mode is Mode.CLOSED
+    fragments = fragment_statuses(state, Totals(step, tokens) if has_left else state.totals)
     rollback = Rollback.told_by(state.genesis)
     return Status(
         name=state.me.name,

@@ -103,7 +103,7 @@ class TrainingRun:
         self.inner = model.inner
         self.settings = settings
         self.model = model
-        self.history = RunHistory(model)
+        self.history = RunHistory(settings.name, model)
         #: Takes part in rounds; None without peers, and before it has started.
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.

@@ -40,7 +40,7 @@ from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.runtime.reporter import Reporter
-from mend_optim.status import Status, learner_status
+from mend_optim.status import Status, learner_status, position_of
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.anchors import Anchors
@@ -345,7 +345,7 @@ class Learner:
                 self.engine.stragglers.failing,
                 step=step,
                 tokens=tokens,
-                position=state.position if state.fragments else step + head_start,
+                position=position_of(state, step, head_start),
                 seconds_in_mend=seconds_in_mend,
                 traffic=self.network.traffic(),
             )

@@ -303,6 +303,39 @@ def test_a_second_call_tells_the_same_end_until_something_is_trained() -> None:
         assert b.finish().tokens == {"b": 7}
 
 
+def test_steps_after_the_end_are_nobody_elses_and_the_user_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A script that calls finish() in mid-run, as a barrier, trains alone from then on."""
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
+        assert all(run(made, [4, 7]))
+        a, _ = made
+        assert not told_alone(caplog)
+        train(a, 3, 0)
+        (line,) = told_alone(caplog)
+        assert line.startswith("a: trains alone from here on, because finish() has ended its run")
+        status = a.status()
+    assert (status.step, status.tokens, status.position) == (7, 7, 7)
+    assert (status.unmerged_tokens, status.fragments[0].unmerged_tokens) == (3, 3)
+    assert str(status).startswith("a has ended, and 3 of its tokens are in no anchor")
+
+
+def told_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "trains alone from here on" in line]
+
+
+def test_a_learner_that_was_closed_counts_what_it_trains_alone() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
+        a, b = made
+        together(lambda: train(a, 4, 0), lambda: train(b, 4, 1))
+        a.close()
+        left = a.status()
+        train(a, 3, 0)
+        status = a.status()
+    assert status.position - left.position == 3
+    assert status.unmerged_tokens - left.unmerged_tokens == 3
+
+
 def test_it_refuses_what_it_cannot_do() -> None:
     optimizer = MendOptimizer(descent(1.0), name="a", listen=LOOPBACK)
     with pytest.raises(

@@ -562,6 +562,14 @@ def long_synchronize() -> Said:
         return [line for line in lines if line.startswith("a: synchronize()")][-1:]
 
 
+def beyond_the_end() -> Said:
+    with log_lines() as lines, cluster(descent(0.0)) as (alone,):
+        drive([alone], 1, lambda i, s: 1.0)
+        assert alone.finish()
+        drive([alone], 2, lambda i, s: 1.0)
+        return [line for line in lines if "trains alone" in line]
+
+
 def begins(inner: Optimizer, kind: str, **options: Any) -> Said:
     watch = Watch()
     told = {"name": "a", "listen": LOOPBACK, "timing": TIMING, "on_event": watch, **options}
@@ -718,6 +726,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
     "An end without finish()": unfinished,
+    "Steps after the end": beyond_the_end,
     "A synchronize() that takes long": long_synchronize,
     "Slow": lambda: slow("slow"),
     "Costly": lambda: slow("costly"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from bench.cluster.runs import ALONE, PARALLEL, QUARTERS, Cell, Outcome, Record, runs_freely
@@ -103,7 +103,8 @@ class Comparison:
 def _period_and_late(cell: Cell) -> str:
     late = "offers late by" if runs_freely(cell.period) else "τ"
     slow = f", the others {cell.slow} times slower" if cell.slow > 1 else ""
-    return f"H {cell.period}, {late} {cell.late}{slow}"
+    small = f", the others' batches {cell.small} times smaller" if cell.small > 1 else ""
+    return f"H {cell.period}, {late} {cell.late}{slow}{small}"
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
@@ -118,7 +119,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     found = []
     for (setting, arm, cell), own in tuned.items():
         alone = tuned.get((setting, ALONE, Cell(members=1, period=0, late=0)))
-        baseline = Cell(members=cell.members, period=0, late=0, slow=cell.slow)
+        baseline = replace(cell, period=0, late=0)
         parallel = tuned.get((setting, PARALLEL, baseline))
         if arm in (ALONE, PARALLEL) or alone is None or (parallel is None and cell.members > 1):
             continue

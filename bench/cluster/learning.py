@@ -94,6 +94,7 @@ def plan(selection: Selection) -> list[Run]:
                     rate=rate,
                     seed=seed,
                     slow=cell.slow,
+                    small=cell.small,
                 )
                 runs[run] = None
     return list(runs)
@@ -102,9 +103,9 @@ def plan(selection: Selection) -> list[Run]:
 def _arms(selection: Selection) -> Iterator[tuple[Cell, str]]:
     if ALONE in selection.arms:
         yield Cell(members=1, period=0, late=0), ALONE
-    for members, slow in sorted({(c.members, c.slow) for c in selection.cells if c.members > 1}):
+    for cell in sorted({replace(c, period=0, late=0) for c in selection.cells if c.members > 1}):
         if PARALLEL in selection.arms:
-            yield Cell(members=members, period=0, late=0, slow=slow), PARALLEL
+            yield cell, PARALLEL
     yield from product(selection.cells, [arm for arm in selection.arms if arm in MERGING])
 
 
@@ -228,8 +229,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--late", nargs="+", type=_late, help=f"τ, steps from snapshot to adoption, or {LAST}")
     add("--cells", nargs="+", type=_cell, metavar="H:τ", help="instead of --periods and --late")
     add("--slow", type=int, default=1, help="all but the first learner are so many times slower")
+    add("--small", type=int, default=1, help="their batches are so many times smaller")
     add("--steps", nargs="+", type=int, help="default: 800; of the first learner")
-    add("--batches", nargs="+", type=int, help="of one learner; default: 8")
+    add("--batches", nargs="+", type=int, help="of the first learner; default: 8")
     add("--rates", nargs="+", type=float, help="default: one of each task; --full: its grid")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--arms", nargs="+", choices=ARMS, default=list(COMPARED))
@@ -258,6 +260,7 @@ def selections(arguments: argparse.Namespace) -> list[Selection]:
     if arguments.slow > 1:
         # In lockstep the slow ones would hold up the first.
         chosen = [replace(cell, slow=arguments.slow) for cell in chosen if runs_freely(cell.period)]
+    chosen = [replace(cell, small=arguments.small) for cell in chosen]
     return [
         Selection(
             tasks=(task,),

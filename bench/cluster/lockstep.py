@@ -36,8 +36,8 @@ POLL_S = 0.002
 PACE_S = 0.06  # for a step of a run that chooses H; two learners on two cores need half of that
 
 WHOLE = Adoption(gain=1.0)
-#: How learners merge and adopt. Three take the new rules apart, and "in four" has the rules with
-#: four fragments.
+#: How learners merge and adopt. Three take the new rules apart, "in four" has the rules with four
+#: fragments, and "throughput" has them with other weights where batches differ.
 MERGING: dict[str, Mapping[str, Any]] = {
     "whole correction": {"merge": "mean", "adoption": WHOLE},
     "new": {"merge": "norm_preserving", "adoption": "auto"},
@@ -46,6 +46,7 @@ MERGING: dict[str, Mapping[str, Any]] = {
     "norms alone": {"merge": "norm_preserving", "adoption": WHOLE},
     "rda": {"merge": "rda", "adoption": "auto"},
     "in four": {"merge": "norm_preserving", "adoption": "auto", "fragments": 4},
+    "throughput": {"merge": "norm_preserving", "adoption": "auto", "weighting": "throughput"},
 }
 
 
@@ -114,8 +115,8 @@ def _backward(run: Run, task: Task, model: nn.Module, step: int, member: int) ->
 def _batch(run: Run, member: int) -> tuple[int, float]:
     """The samples of a member's batch, and their share of those that the model takes in a step."""
     if run.arm != PARALLEL:
-        return run.batch, 1.0
-    sizes = [run.cell.steps_of(i, run.batch) for i in range(run.members)]
+        return run.cell.batch_of(member, run.batch), 1.0
+    sizes = [run.cell.steps_of(i, run.cell.batch_of(i, run.batch)) for i in range(run.members)]
     return sizes[member], sizes[member] / sum(sizes)
 
 
@@ -163,6 +164,8 @@ class _Cluster:
         self.runs_freely = runs_freely(run.period)
         torch.manual_seed(run.seed)
         first = task.model()
+        #: Of a step, by learner.
+        self.tokens = [run.cell.batch_of(i, run.batch) for i in range(run.members)]
         self.models = [first, *(copy.deepcopy(first) for _ in range(run.members - 1))]
         self.optimizers: list[MendOptimizer] = []
         for i, model in enumerate(self.models):
@@ -182,6 +185,7 @@ class _Cluster:
         options: dict[str, Any] = {
             "sync_every": sync_every(run.period),
             "adopt_after": None if self.runs_freely else run.late,
+            "tokens_per_step": self.tokens[i],
             **MERGING[run.arm],
         }
         return MendOptimizer(
@@ -275,11 +279,11 @@ class _Cluster:
 
     def _settle(self, optimizer: MendOptimizer, done: int) -> None:
         """Wait until the last snapshot of all learners is in this learner's anchor, as that comes
-        in the background. A token is a step here."""
+        in the background. A token is a sample here."""
         run = self.run
         if run.members == 1 or not isinstance(run.period, int):
             return
-        merged = run.members * (done - done % run.period)
+        merged = sum(self.tokens) * (done - done % run.period)
         # Only the last fragment is due at the end of each period.
         _wait(lambda: optimizer.status().fragments[-1].tokens == merged, "a round")
 
@@ -290,7 +294,7 @@ class _Cluster:
             self.held_out.append(_finite(self.task.evaluate(model)))
 
     def _check(self) -> None:
-        """Raise unless every step of every learner counts once in weights that all share."""
+        """Raise unless every sample of every learner counts once in weights that all share."""
         models = len(set(self.digests))
         if models != 1:
             raise RuntimeError(f"{self.run}: the learners end on {models} models")
@@ -298,7 +302,7 @@ class _Cluster:
             self.outsized = max(self.outsized, status.outsized_offers)
             lost = status.dropped_tokens + status.superseded_tokens + status.unmerged_tokens
             if lost and self.run.members > 1:
-                raise RuntimeError(f"{self.run}: {lost} steps of {status.name} were not merged")
+                raise RuntimeError(f"{self.run}: {lost} samples of {status.name} were not merged")
 
 
 def _together(run: Run, task: Task) -> Trace:

@@ -36,12 +36,18 @@ def sync_every(period: Period) -> int | str:
 class Cell:
     """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
     after it. Where learners run freely, `late` is how many steps an offer takes to arrive. While
-    the first learner takes `slow` steps, each other one takes one."""
+    the first learner takes `slow` steps, each other one takes one. Its batch has `small` times as
+    many samples as that of each other one."""
 
     members: int
     period: Period
     late: int
     slow: int = 1
+    small: int = 1
+
+    def batch_of(self, member: int, batch: int) -> int:
+        """The samples of a learner's batch where that of the first one has so many."""
+        return batch if member == 0 else max(1, batch // self.small)
 
     def steps_of(self, member: int, steps: int) -> int:
         """The steps of a learner in the time in which the first one takes so many."""
@@ -53,7 +59,8 @@ class Run:
     """The settings of a run. Two runs with equal settings end with equal weights, unless the
     learners run freely.
 
-    The baselines exchange no snapshots: their period and `late` are 0. `batch` is one learner's."""
+    The baselines exchange no snapshots: their period and `late` are 0. `batch` is the first
+    learner's."""
 
     task: str
     arm: str
@@ -65,15 +72,24 @@ class Run:
     rate: float
     seed: int
     slow: int = 1
+    small: int = 1
 
     @property
     def cell(self) -> Cell:
-        return Cell(members=self.members, period=self.period, late=self.late, slow=self.slow)
+        return Cell(
+            members=self.members,
+            period=self.period,
+            late=self.late,
+            slow=self.slow,
+            small=self.small,
+        )
 
     def __str__(self) -> str:
         place = f"M {self.members}, H {self.period}, τ {self.late}, {self.steps} steps"
         if self.slow > 1:
             place += f", the others {self.slow} times slower"
+        if self.small > 1:
+            place += f", the others' batches {self.small} times smaller"
         rest = f"batch {self.batch}, rate {self.rate:g}, seed {self.seed}"
         return f"{self.task}, {self.arm}, {place}, {rest}"
 

@@ -32,6 +32,7 @@ TINY = Run(
     rate=2e-3,
     seed=0,
 )
+THROUGHPUT = replace(TINY, arm="throughput")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,9 +75,9 @@ def test_every_arm_runs_and_all_are_reported(
     out = tmp_path / "runs.jsonl"
     for run in [
         baseline(ALONE, 1),
-        baseline(PARALLEL, 2),
-        # Four fragments take a period of four steps.
-        *(replace(TINY, arm=a, period=4) for a in MERGING),
+        replace(baseline(PARALLEL, 2), small=2),
+        # Four fragments take a period of four steps, and weights differ where batches do.
+        *(replace(TINY, arm=a, period=4, small=2) for a in MERGING),
     ]:
         found = measure(run)
         assert all(map(math.isfinite, [*found.held_out, *found.own, *found.training]))
@@ -87,7 +88,7 @@ def test_every_arm_runs_and_all_are_reported(
     assert main(["--report", str(out)]) == 0
     printed = capsys.readouterr().out
     assert f"|  | {' | '.join(MERGING)} |" in printed
-    assert "| H 4, τ 2 |" in printed
+    assert "| H 4, τ 2, the others' batches 2 times smaller |" in printed
 
 
 def test_every_recipe_differs_from_the_rules_and_leaves_nothing_behind() -> None:
@@ -168,6 +169,32 @@ def test_data_parallel_takes_as_many_samples_of_slow_members_as_they_would(
     monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
     measure(replace(baseline(PARALLEL, 3), batch=8, slow=4, steps=1))
     assert drawn == [8, 2, 2]
+
+
+def test_learners_may_differ_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is a sample, so they differ in weight, too. Data parallel takes all their samples."""
+    drawn, small = [], TASKS["text"]()
+
+    def draw(generator: Any, batch: int) -> Any:
+        drawn.append(batch)
+        return small.draw(generator, batch)
+
+    monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
+    by_tokens = measure(replace(TINY, batch=8, small=4, steps=4))
+    assert sorted(drawn) == [2, 2, 2, 2, 8, 8, 8, 8]
+    assert by_tokens.digest != measure(replace(THROUGHPUT, batch=8, small=4, steps=4)).digest
+    assert measure(TINY).digest == measure(THROUGHPUT).digest
+    drawn.clear()
+    measure(replace(baseline(PARALLEL, 3), batch=8, small=4, steps=1))
+    assert drawn == [8, 2, 2]
+
+
+def test_baselines_have_the_batches_of_their_cells() -> None:
+    words = "--tasks text --members 1 2 --small 4 --cells 20:5 --seeds 0"
+    runs = [run for chosen in selections(parse_arguments(words.split())) for run in plan(chosen)]
+    assert {run.arm for run in runs if run.small == 1} == {ALONE}
+    told = report([Record(run=run, outcome=outcome(4.0, 3.0, 2.0, run.rate)) for run in runs])
+    assert "| H 20, τ 5, the others' batches 4 times smaller |" in told
 
 
 def test_slow_learners_run_freely() -> None:

@@ -65,10 +65,13 @@ class NetworkSide:
         self.loop = NetworkLoop.acquire()
 
     def start(self) -> None:
-        """Start listening. Raises what the transport raises, and then has released the loop."""
+        """Start listening. Raises what the transport raises, and then has released the port and the
+        loop."""
         try:
             self.loop.run(self.transport.start(), START_S)
         except BaseException:
+            self.leave()
+            self.stop()
             self.loop.release()
             raise
         self.flush_soon()

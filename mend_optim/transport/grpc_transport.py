@@ -156,6 +156,8 @@ class Transport:
         self._renewal = Renewal(security, self._links, self._server.rebind)
         #: Where peers should dial this learner; known once it listens, empty if nobody can.
         self._address = ""
+        #: The task of `start`, until that has ended.
+        self._starting: asyncio.Task[object] | None = None
         #: Connections on their way to be closed; the loop itself holds tasks only weakly.
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -200,21 +202,29 @@ class Transport:
             UsageError: This machine cannot listen on `listen`.
         """
         begin_use()
-        self._links.me = self._handler.hello().peer
-        if self._listen is not None:
-            port = await self._server.start(self._listen, self._listen_from)
-            self._address = self._advertise or advertised(self._listen, port)
-            self._handler.shows(self._address)
-        self._dialler.start(self._seeds, self._lists, self._address)
-        self._renewal.start()
+        self._starting = asyncio.current_task()
+        try:
+            self._links.me = self._handler.hello().peer
+            if self._listen is not None:
+                port = await self._server.start(self._listen, self._listen_from)
+                self._address = self._advertise or advertised(self._listen, port)
+                self._handler.shows(self._address)
+            self._dialler.start(self._seeds, self._lists, self._address)
+            self._renewal.start()
+        finally:
+            self._starting = None
         return self._address
 
     async def stop(self) -> None:
         """Send what is queued, such as goodbyes and seals, for at most `FLUSH_S`; then close
-        everything. Safe to call twice."""
+        everything. Safe to call twice, and while it starts or after that has failed."""
         if self._links.closing:
             return
         self._links.closing = True
+        if self._starting:
+            # gRPC cannot stop a server that only starts.
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         try:
             await self._flush()
             tasks = [*self._transfers.stop(), *self._dialler.stop(), *self._renewal.stop()]

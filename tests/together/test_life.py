@@ -3,11 +3,13 @@ error names the learner that still holds a port."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import closing
 from typing import Any
 
@@ -17,7 +19,11 @@ from torch.nn import Parameter
 
 import mend_optim
 from mend_optim import ClosedError, Event, MendError, MendOptimizer, UsageError
+from mend_optim.runtime import network_side
 from mend_optim.transport import background_log
+from mend_optim.transport.dialler import Dialler
+from mend_optim.transport.server import Server
+from tests.support.addresses import free_addresses
 from tests.support.learners import (
     LOOPBACK,
     PATIENCE_S,
@@ -123,6 +129,43 @@ def test_the_port_of_a_learner_that_fails_is_free_as_soon_as_it_has_left() -> No
         learner.worker.put(sys.exit)
         assert learner.wait(lambda: False, PATIENCE_S)
         first.close()
+        with MendOptimizer(descent(0.0), name="second", listen=address, **ALONE) as second:
+            assert second.status().address == address
+
+
+def test_the_port_of_a_learner_that_cannot_start_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails once it listens."""
+    (address,) = free_addresses(1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Dialler, "start", fail)
+    with pytest.raises(RuntimeError, match="a fault"):
+        MendOptimizer(descent(0.0), name="first", listen=address, **ALONE)
+    monkeypatch.undo()
+    with MendOptimizer(descent(0.0), name="second", listen=address, **ALONE) as second:
+        assert second.status().address == address
+
+
+def test_the_port_of_a_learner_that_takes_too_long_to_start_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another learner keeps the loop alive, on which it would go on."""
+    (address,) = free_addresses(1)
+    listen = Server.start
+
+    async def slow(server: Server, *arguments: Any) -> int:
+        port = await listen(server, *arguments)
+        await asyncio.Event().wait()
+        return port
+
+    with MendOptimizer(descent(0.0), name="other", listen=LOOPBACK, **ALONE):
+        monkeypatch.setattr(Server, "start", slow)
+        monkeypatch.setattr(network_side, "START_S", 0.0)
+        with pytest.raises(futures.TimeoutError):
+            MendOptimizer(descent(0.0), name="first", listen=address, **ALONE)
+        monkeypatch.undo()
         with MendOptimizer(descent(0.0), name="second", listen=address, **ALONE) as second:
             assert second.status().address == address
 

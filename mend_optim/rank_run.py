@@ -17,6 +17,7 @@ from mend_optim.divided_parameters import DividedParameters
 from mend_optim.errors import ClosedError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.handover import Handover
+from mend_optim.misplaced_calls import refuse_called_back
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.token_count import (
     any_gradient,
@@ -40,7 +41,7 @@ from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
 from mend_optim.sole_trainer import refuse_second
 from mend_optim.status import Status, status_alone
-from mend_optim.training_run import Begun, TrainingRun, refuse_called_back
+from mend_optim.training_run import Begun, TrainingRun
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 

@@ -19,6 +19,7 @@ from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.given_state import learners_part
 from mend_optim.handover import Handover
+from mend_optim.misplaced_calls import refuse_called_back, refuse_misplaced
 from mend_optim.model.closure import has_closure, only_loss
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
@@ -55,15 +56,6 @@ ALONE = (
 )
 REFUSED = (
     "the checkpoint's anchors were refused, and nothing has changed: the event 'fault' tells why"
-)
-SWAPPED = "{call}() must not be called inside global_weights(): leave the block first"
-CALLED_BACK = (
-    "{call}() must not be called in on_event, which runs on a background thread beside training: "
-    "take note there, and call {call}() in the training loop"
-)
-CAPTURED = (
-    "{call}() must not be captured in a CUDA graph, whose replays would not be counted: capture "
-    "the forward and the backward pass alone, and call {call}() after each replay"
 )
 
 
@@ -361,9 +353,7 @@ class TrainingRun:
         """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
         this learner's own weights, in `on_event`, beside training, and in a CUDA graph."""
         refuse_called_back(self.learner, call)
-        faults = {SWAPPED: self._is_swapped, CAPTURED: _is_capturing()}
-        if text := next((text for text, holds in faults.items() if holds), ""):
-            raise UsageError(text.format(call=call))
+        refuse_misplaced(call, self._is_swapped)
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, as one more fragment. Raises `UsageError` for
@@ -390,7 +380,7 @@ class TrainingRun:
 
     def saved_state(self) -> dict[str, Any]:
         """The part of `MendOptimizer.state_dict()` that is under "mend"."""
-        return to_state(self._checkpoint(), self.model.layout_if_any())
+        return to_state(_checkpoint(self), self.model.layout_if_any())
 
     def read(self, state: object) -> Loaded | None:
         """Read a `saved_state()`. None if it is another model's, and there are no peers or nothing
@@ -421,14 +411,6 @@ class TrainingRun:
             if self._starts_late:
                 self._connect()
 
-    def _checkpoint(self) -> Checkpoint:
-        """All that it takes to go on from here."""
-        learner, handover = self.learner, self.handover  # another thread may replace them
-        here = self.history.checkpoint(self._own_weights, begun=handover is not None)
-        if learner is None or handover is None:
-            return here
-        return _among_peers(here, learner, handover)
-
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
     def status(self) -> Status:
@@ -454,10 +436,13 @@ def leave(run: TrainingRun, *, broken_off: bool) -> None:
         run.close()
 
 
-def refuse_called_back(learner: Learner | None, call: str) -> None:
-    """Raise `UsageError` in `on_event`, beside training."""
-    if learner is not None and learner.is_calling_back():
-        raise UsageError(CALLED_BACK.format(call=call))
+def _checkpoint(run: TrainingRun) -> Checkpoint:
+    """All that it takes to go on from here."""
+    learner, handover = run.learner, run.handover  # another thread may replace them
+    here = run.history.checkpoint(run._own_weights, begun=handover is not None)
+    if learner is None or handover is None:
+        return here
+    return _among_peers(here, learner, handover)
 
 
 def _among_peers(alone: Checkpoint, learner: Learner, handover: Handover) -> Checkpoint:
@@ -483,9 +468,3 @@ def _own_tensors(run: TrainingRun) -> OwnTensors:
 
 def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
-
-
-def _is_capturing() -> bool:
-    """Whether a CUDA graph is being captured on this thread's stream."""
-    is_used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    return is_used and torch.cuda.is_current_stream_capturing()

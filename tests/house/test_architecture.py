@@ -37,6 +37,7 @@ TOP = {
     "divided_parameters",
     "rank_run",
     "run_choice",
+    "misplaced_calls",
     "run_history",
     "sole_trainer",
     "training_run",

@@ -672,7 +672,7 @@ MUTANTS = (
     Mutant("two-learners-share-an-added-group", 5, "training_run", "            refuse_added(self)\n", "", SOLE),
     Mutant("garbage-keeps-its-parameters", 7, "sole_trainer", "        gc.collect()", "        pass", SOLE),
     Mutant("the-closed-keep-their-parameters", 7, "sole_trainer", " and other.takes_part:", ":", SOLE),
-    Mutant("callback-waits-for-itself", 7, "training_run", "learner is not None and learner.is_calling_back()", "False",
+    Mutant("callback-waits-for-itself", 7, "misplaced_calls", "learner is not None and learner.is_calling_back()", "False",
            of("together/test_rounds", "callback_must_not and (step or global)")),
     Mutant("learners-are-listed-step-by-step", 7, "runtime/open_learners", "for reference in _open.valuerefs() if (learner := reference()) is not None",
            "for learner in _open.values()", of("unit/runtime/test_open_learners")),

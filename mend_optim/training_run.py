@@ -222,8 +222,10 @@ class TrainingRun:
         self._connect()
 
     def _connect(self) -> None:
-        self.learner = self.settings.connect(self, _layout_of, self.history.saved, self._port)
-        self._starts_late = False
+        # A learner that was left half-made would hold its port as long as the process lives.
+        with Uninterrupted():
+            self.learner = self.settings.connect(self, _layout_of, self.history.saved, self._port)
+            self._starts_late = False
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.

@@ -51,9 +51,17 @@ SIGNAL_MUTANTS = (
         "a-signal-parts-a-learners-count-from-its-runs",
         7,
         "training_run",
-        "with Uninterrupted():",
+        "with Uninterrupted():  # the learner counts it, too, or neither does",
         "if True:",
         of("together/test_interrupts"),
+    ),
+    Mutant(
+        "ctrl-c-leaves-a-half-made-learner",
+        7,
+        "training_run",
+        "with Uninterrupted():\n            self.learner = ",
+        "if True:\n            self.learner = ",
+        of("together/test_interrupts", "starts"),
     ),
     Mutant(
         "ctrl-c-in-its-goodbye-leaves-a-learner-open-for-ever",

@@ -21,6 +21,7 @@ import torch
 import mend_optim
 from mend_optim import MendOptimizer
 from mend_optim.runtime import interrupts
+from mend_optim.runtime.network_side import NetworkSide
 from tests.support.addresses import free_addresses
 from tests.support.learners import (
     LOOPBACK,
@@ -129,6 +130,29 @@ def test_ctrl_c_while_it_waits_to_join_and_then_it_joins() -> None:
     finally:
         a.close()
         b.close()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_ctrl_c_while_a_learner_starts_takes_no_port_from_the_next_one(
+    is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a cell of a notebook that was stopped could not run again until the kernel ends."""
+    (here,) = free_addresses(1)
+    present = NetworkSide.start
+
+    def stopped(network: NetworkSide) -> None:
+        if is_early:
+            signal.raise_signal(signal.SIGINT)
+        present(network)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(NetworkSide, "start", stopped)
+    try:
+        MendOptimizer(descent(8.0), name="a", listen=here, timing=TIMING)
+    except KeyboardInterrupt:
+        monkeypatch.undo()
+    with closing(MendOptimizer(descent(8.0), name="a", listen=here, timing=TIMING)) as again:
+        assert again.status().address == here
 
 
 @pytest.mark.parametrize(

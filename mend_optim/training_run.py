@@ -90,6 +90,8 @@ class TrainingRun:
     keeps_learner = True
     #: Whether an exception has left the optimizer's `with` statement.
     is_broken_off = False
+    #: Whether `close` was called, perhaps while another thread starts a learner.
+    _is_closed = False
 
     def __init__(self, settings: Settings, model: WrappedParameters) -> None:
         self.inner = model.inner
@@ -226,6 +228,8 @@ class TrainingRun:
         with Uninterrupted():
             self.learner = self.settings.connect(self, _layout_of, self.history.saved, self._port)
             self._starts_late = False
+            if self._is_closed and self.learner:
+                self.learner.close()
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
@@ -239,7 +243,7 @@ class TrainingRun:
         return learner, self._joined_by, replaced
 
     def _join_once(self) -> tuple[Learner, Handover, bool]:
-        if self._starts_late:
+        if self.learner is None:
             self._start()
         assert self.learner is not None
         if self.handover:
@@ -422,6 +426,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """`MendOptimizer.close`."""
+        self._is_closed = True
         self._starts_late = False
         if self.learner:
             self.learner.close()

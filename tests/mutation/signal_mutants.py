@@ -64,6 +64,14 @@ SIGNAL_MUTANTS = (
         of("together/test_interrupts", "starts"),
     ),
     Mutant(
+        "a-learner-that-starts-is-not-closed",
+        7,
+        "training_run",
+        "if self._is_closed and self.learner:",
+        "if False:",
+        of("together/test_threads", "starts"),
+    ),
+    Mutant(
         "ctrl-c-in-its-goodbye-leaves-a-learner-open-for-ever",
         7,
         "runtime/learner",

@@ -8,12 +8,60 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
 
 from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
+from mend_optim.settings import Settings
 from mend_optim.training_run import TrainingRun
 from tests.support.addresses import free_addresses
-from tests.support.learners import PATIENCE_S, TIMING, Watch, descent, settle, step, together
+from tests.support.learners import (
+    LOOPBACK,
+    PATIENCE_S,
+    TIMING,
+    Watch,
+    descent,
+    settle,
+    step,
+    together,
+)
+
+
+@pytest.mark.parametrize("moment", ["before", "amid", "after"])
+def test_a_learner_that_starts_at_the_first_step_hears_that_it_is_closed_meanwhile(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_joined, connect = TrainingRun.ensure_joined, Settings.connect
+    model = nn.LazyLinear(1)
+    a = MendOptimizer(SGD(model.parameters(), lr=0.1), name="a", listen=LOOPBACK, timing=TIMING)
+
+    def close() -> None:
+        together(a.close)  # on a thread of its own
+
+    def joining(run: TrainingRun) -> Any:
+        if moment == "before":
+            close()
+        return ensure_joined(run)
+
+    def connecting(*arguments: Any) -> Any:
+        if moment == "amid":
+            close()
+        learner = connect(*arguments)
+        if moment == "after":
+            close()
+        return learner
+
+    monkeypatch.setattr(TrainingRun, "ensure_joined", joining)
+    monkeypatch.setattr(Settings, "connect", connecting)
+    model(torch.ones(2, 3)).sum().backward()
+    a.step()
+    learner = a._learner
+    assert learner is not None
+    assert learner.closed
+    a.step()
+    assert a.status().step == 2
 
 
 def test_two_threads_that_both_take_the_first_step_join_once(

@@ -16,6 +16,10 @@ CAPTURED = (
     "{call}() must not be captured in a CUDA graph, whose replays would not be counted: capture "
     "the forward and the backward pass alone, and call {call}() after each replay"
 )
+WITHIN_STEP = (
+    "{call}() must not be called inside step(), as by a hook or a closure, if there are peers: the "
+    "step would be left out of the counts; call {call}() between two steps"
+)
 
 
 def refuse_called_back(learner: Learner | None, call: str) -> None:
@@ -29,6 +33,24 @@ def refuse_misplaced(call: str, is_swapped: bool) -> None:
     faults = {SWAPPED: is_swapped, CAPTURED: is_capturing()}
     if text := next((text for text, holds in faults.items() if holds), ""):
         raise UsageError(text.format(call=call))
+
+
+class StepAtWork:
+    """A context in which the inner optimizer takes a step, and calls hooks and closures."""
+
+    def __init__(self) -> None:
+        self._is_entered = False
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+
+    def refuse(self, call: str) -> None:
+        """Raise `UsageError` inside the context."""
+        if self._is_entered:
+            raise UsageError(WITHIN_STEP.format(call=call))
 
 
 def is_capturing() -> bool:

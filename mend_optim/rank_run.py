@@ -48,6 +48,8 @@ from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 T = TypeVar("T")
 #: The lead is silent for a tenth of the time after which the other ranks give up, at most.
 PULSE = 0.1
+#: The fields of a checkpoint that all ranks need.
+COUNTS = ("step", "tokens", "rate")
 
 
 class RankRun(TrainingRun):
@@ -352,12 +354,12 @@ class RankRun(TrainingRun):
 
     def read(self, state: object) -> Loaded | None:
         """Read the `saved_state()` that the lead got. Raises as `TrainingRun.read` does."""
+        self._at_work.refuse("load_state_dict")  # the ranks don't meet in the middle of a step
         loaded: list[Loaded | None] = []
 
         def read() -> dict[str, Any]:
             loaded.append(found := TrainingRun.read(self, state))
-            told = ("step", "tokens", "rate")
-            return {name: getattr(found.saved, name) for name in told} if found else {}
+            return {name: getattr(found.saved, name) for name in COUNTS} if found else {}
 
         told = self._together(Call.LOAD_STATE_DICT, read)
         if self._crew.is_lead:

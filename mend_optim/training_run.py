@@ -19,7 +19,7 @@ from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.given_state import learners_part
 from mend_optim.handover import Handover
-from mend_optim.misplaced_calls import refuse_called_back, refuse_misplaced
+from mend_optim.misplaced_calls import StepAtWork, refuse_called_back, refuse_misplaced
 from mend_optim.model.closure import has_closure, only_loss
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
@@ -107,6 +107,7 @@ class TrainingRun:
         # Whether the frozen parameters have been found to be finite since it joined.
         self._is_checked = False
         self._count = TokenCount()
+        self._at_work = StepAtWork()
         self.unseen = UnseenMoves()
         self._port = 0  # of the last learner, if there was one
         self._seconds_in_mend = 0.0
@@ -145,7 +146,8 @@ class TrainingRun:
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
         begun = self.begin_step(has_closure(*args, **kwargs))
         step = partial(only_loss, self.inner) if begun.stale else self.inner.step
-        loss = self._count.during(step, *args, **kwargs)
+        with self._at_work:
+            loss = self._count.during(step, *args, **kwargs)
         self.end_step(begun)
         return loss
 
@@ -396,6 +398,7 @@ class TrainingRun:
             UsageError: the state is damaged or, with peers, another model's that was trained.
         """
         self.refuse_misplaced("load_state_dict")
+        self._at_work.refuse("load_state_dict")
         try:
             return self.model.read(state, regroup=self.handover is None)
         except OtherModelError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from mend_optim import ClosedError, MendOptimizer, UsageError
+from mend_optim import ClosedError, MendOptimizer, Timing, UsageError
 from mend_optim.finish import NOBODY
 from tests.support.checkpoints import anchors
 from tests.support.learners import (
@@ -142,6 +142,33 @@ def test_nothing_else_may_be_done_with_the_global_weights(
         ):
             call(a)
         assert read(a) == [1.0]
+
+
+@pytest.mark.parametrize("where", ["before", "closure", "after"])
+def test_a_checkpoint_is_loaded_between_two_steps_only(where: str) -> None:
+    """Else the step would be in the counts of the checkpoint, and not in the learner's."""
+    optimizer = MendOptimizer(
+        descent(8.0), name="a", listen=LOOPBACK, timing=Timing(join_timeout_s=0.0)
+    )
+    with closing(optimizer):
+        drive([optimizer], 3, lambda *_: 1.0)
+        saved = optimizer.state_dict()
+
+        def load(*_: object) -> float:
+            optimizer.load_state_dict(saved)
+            return 0.0
+
+        if where == "before":
+            handle = optimizer.register_step_pre_hook(load)
+        elif where == "after":
+            handle = optimizer.register_step_post_hook(load)
+        text = r"load_state_dict\(\) must not be called inside step\(\)"
+        with pytest.raises(UsageError, match=text):
+            optimizer.step(load if where == "closure" else None)
+        if where != "closure":
+            handle.remove()
+        assert optimizer.status().step == 3
+        load()
 
 
 def test_synchronize_says_that_nobody_is_left_for_a_quorum() -> None:

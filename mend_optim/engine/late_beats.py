@@ -8,7 +8,7 @@ stopped, or a net that was parted, looks the same once."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
@@ -17,8 +17,8 @@ from mend_optim.engine.state import EngineState
 
 #: The beats of this learner that are looked back upon.
 LOOKED_BACK = 60
-#: With so many of them, some suspect was back. A net that is whole again brings most of them back
-#: within a beat or two.
+#: At so many of them, some suspect was back. The suspicions that are over began at so many, too: a
+#: net that was parted once began them within a beat or two, however slowly its links return.
 FEWEST_RETURNS = 8
 #: The least share of the peers that were suspects, and their least number. One that is stopped
 #: again and again is no sign, unless it is the only one.
@@ -37,25 +37,28 @@ class LateBeats:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
-        #: Of the last beats: when each was sent, and the names of the suspects that were back.
-        self._last: deque[tuple[float, frozenset[str]]] = deque(maxlen=LOOKED_BACK)
+        #: Of the last beats: when each was sent, and the suspects that were back.
+        self._last: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=LOOKED_BACK)
         self._is_told = False
 
-    def look(self, now: float, back: Iterable[str]) -> None:
+    def look(self, now: float, back: Mapping[str, float]) -> None:
         """At every beat.
 
         Args:
             now: The time.
-            back: The peers that were suspected for silence or deafness, and are not any more.
+            back: The peers that were suspected for silence or deafness, and are not any more, with
+                the time of the beat at which each suspicion began.
         """
         if self._is_told:
             return
-        self._last.append((now, frozenset(back)))
-        found = [names for _, names in self._last if names]
+        self._last.append((now, back))
+        found = [suspects for _, suspects in self._last if suspects]
+        begun = {since for suspects in found for since in suspects.values()}
         peers = self.state.roster.peers.keys()
         late = frozenset().union(*found) & peers
         fewest = max(min(FEWEST_LATE, len(peers)), LATE_SHARE * len(peers))
-        if late and len(found) >= FEWEST_RETURNS and len(late) >= fewest:
+        turns = min(len(begun), len(found))
+        if late and turns >= FEWEST_RETURNS and len(late) >= fewest:
             self._is_told = True
             self._tell(len(late), len(peers))
 

@@ -4,6 +4,7 @@ this learner is alone. Each change is one event, however it became known."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mend_optim.engine.late_beats import LateBeats
 from mend_optim.engine.ledger import Event, describe
@@ -26,6 +27,13 @@ _BROKE = "its connection broke"
 _TRAINS_ON = ": training alone until somebody comes"
 
 
+class Doubt(NamedTuple):
+    """The beat since which a peer is suspected, and why at first."""
+
+    since: float
+    why: str
+
+
 class Presence:
     """Compares the roster with what the user was told."""
 
@@ -33,9 +41,9 @@ class Presence:
         self.state = state
         #: The peers on the roster whose coming was told.
         self._met: set[PeerId] = set()
-        #: The peers that were suspected at the last beat, and why at first. A link that breaks and
-        #: is back within a beat is no news.
-        self._doubts: dict[PeerId, str] = {}
+        #: The peers that were suspected at the last beat. A link that breaks and is back within a
+        #: beat is no news.
+        self._doubts: dict[PeerId, Doubt] = {}
         #: By name, the event by which the user learned that a peer is gone: "suspected", "evicted"
         #: or "left".
         self._gone: dict[str, str] = {}
@@ -106,20 +114,24 @@ class Presence:
     def review(self, now: float) -> None:
         """At every beat: tell what has changed since the last one."""
         state = self.state
-        late = set()
+        late: dict[str, float] = {}
         for peer in state.roster:
             name = peer.id.name
             if not peer.suspected and name in self._gone:
-                if self._doubts.get(peer.id, _BROKE) != _BROKE:
-                    late.add(name)
+                doubt = self._doubts.get(peer.id)
+                if doubt and doubt.why != _BROKE:
+                    late[name] = doubt.since
                 back = describe(peer.id, "returned", "is back", lifts=self._gone.pop(name))
                 state.emit(back)
             elif peer.suspected and peer.id in self._doubts and name not in self._gone:
                 self._gone[name] = "suspected"
-                text = f"is suspected to be gone ({self._doubts[peer.id]}): no round waits for it"
+                text = (
+                    f"is suspected to be gone ({self._doubts[peer.id].why}): no round waits for it"
+                )
                 state.emit(describe(peer.id, "suspected", text))
         suspects = [peer for peer in state.roster if peer.suspected]
-        self._doubts = {p.id: self._doubts.get(p.id, self._doubt(now, p)) for p in suspects}
+        doubts = {p.id: Doubt(now, self._doubt(now, p)) for p in suspects}
+        self._doubts = {id: self._doubts.get(id, doubt) for id, doubt in doubts.items()}
         self._tell_company()
         self._token_rates.look()
         self._other_models.look(now)

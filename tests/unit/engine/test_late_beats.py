@@ -69,7 +69,7 @@ def test_long_beats_are_told_in_plain_figures() -> None:
     state.roster.meet(0.0, PEER, "peer:1")
     late = LateBeats(state)
     for beat in range(FEWEST_RETURNS):
-        late.look(123.4 * beat, [PEER.name])
+        late.look(123.4 * beat, {PEER.name: 123.4 * (beat - 1)})
     (event,) = state.out
     assert isinstance(event, Event)
     assert "timing.beat_s=100 allows" in event.text
@@ -100,6 +100,24 @@ def test_a_net_that_was_parted_once_is_no_sign() -> None:
     for _ in range(3):
         assert pass_beats(engine, AWAY) == []
         assert pass_beats(engine, 1, *PEERS) == []
+
+
+def test_peers_that_return_one_by_one_to_a_net_that_was_parted_once_are_no_sign() -> None:
+    """Links are dialled anew with pauses, so that it takes a while until all are back."""
+    engine = run_of(*PEERS)
+    assert pass_beats(engine, AWAY) == []
+    for back in range(len(PEERS)):
+        assert pass_beats(engine, 1, *PEERS[: back + 1]) == []
+    assert len(engine.events("returned")) == len(PEERS) >= FEWEST_RETURNS
+
+
+def test_peers_that_fall_silent_one_by_one_and_return_at_once_are_no_sign() -> None:
+    engine = run_of(*PEERS)
+    for gone in range(len(PEERS)):
+        assert pass_beats(engine, 1, *PEERS[gone + 1 :]) == []
+    assert pass_beats(engine, AWAY) == []
+    assert pass_beats(engine, 1, *PEERS) == []
+    assert len(engine.events("returned")) == len(PEERS)
 
 
 def test_where_all_have_left_there_is_no_sign() -> None:

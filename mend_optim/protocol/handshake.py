@@ -85,11 +85,13 @@ class Namesake:
 
     def reason(self, other: PeerId) -> str:
         """Return why `other`, with the earlier start, is turned away."""
-        name, later = self.id.name, self.id.started
+        name, later, earlier = self.id.name, self.id.started, other.started
+        if earlier == later:
+            earlier = f"{(self.id.incarnation - other.incarnation) / 1e6:,.3g} ms earlier"
         if self.life is Life.ALIVE:
             return (
                 f"name: {name!r} is the name of a live process, started {later}, so the one started"
-                f" {other.started} is turned away; give each a name of its own, or end one of them"
+                f" {earlier} is turned away; give each a name of its own, or end one of them"
             )
         is_gone = "is gone" if self.life is Life.GONE else "is not given up yet"
         return f"name: a process {name!r} with a later start, {later}, {is_gone}"

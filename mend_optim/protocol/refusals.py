@@ -12,7 +12,8 @@ KINDS = 64
 LENGTH = 100
 OTHERS = "others"
 
-_NUMBER = re.compile(r"\d+")
+# Also a peer's incarnation, which is in hex: see `PeerId`.
+_NUMBER = re.compile(r"(?<=#)[0-9a-f]+|\d+")
 # A text that a peer chose stands in quotation marks.
 _QUOTED = re.compile(r"(['\"]).*\1")
 

@@ -68,6 +68,12 @@ def test_a_process_that_is_turned_away_hears_of_both_starts_and_the_remedy() -> 
     assert "not given up yet" in Namesake(known, Life.SUSPECTED).reason(other)
 
 
+def test_starts_in_one_second_are_told_apart() -> None:
+    known, other = PeerId("a", 10**18 + 250 * 10**6), PeerId("a", 10**18)
+    text = Namesake(known, Life.ALIVE).reason(other)
+    assert f"started {known.started}, so the one started 250 ms earlier is turned away" in text
+
+
 def test_another_model_is_named_before_another_policy() -> None:
     theirs = replace(THERE, model=(MODEL[0], ("parameter w", "[3] torch.float32")), policy=())
     assert refusal(HERE, theirs) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.refusals import KINDS, OTHERS, Refusals, Refused
 
 
@@ -25,6 +26,13 @@ def test_numbers_and_the_words_of_a_peer_make_no_kinds() -> None:
         refusals.add("b", f"offer {n} is {n} bytes; peer name 'evil {n}' is not printable")
     expected = Refused("b", "offer N is N bytes; peer name … is not printable", 5 * KINDS)
     assert refusals.counted() == (expected,)
+
+
+def test_an_incarnation_is_a_number() -> None:
+    refusals = Refusals()
+    for n in (0x17A, 10**18):
+        refusals.add("b", f"peer {PeerId('c', n)} must say hello first")
+    assert refusals.counted() == (Refused("b", "peer c#N must say hello first", 2),)
 
 
 def test_what_is_beyond_the_bound_counts_as_others() -> None:

@@ -36,6 +36,10 @@ UNFLUSHED = (
     "synchronize() cannot merge it; merge='mean' and 'rda' can; or choose another codec, such as "
     "'int4'"
 )
+UNSHOWN = (
+    ", alone: no weights have come from {}; it trains with them once they come; if they begin "
+    "later, or the network is slow, pass a greater timing.join_timeout_s"
+)
 #: Beats in which a learner hears that its earlier process was evicted: it asks every other beat.
 PROMPT_BEATS = 4
 
@@ -269,6 +273,8 @@ class Joining:
             text += f", without {', '.join(absent)}"
         if seeds.only_itself and not anybody:
             text += "; peers has no address but this learner's own"
+        if not anybody and self.waiting.causes():
+            text += UNSHOWN.format(self.waiting.what())
         state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))
 
 

@@ -398,6 +398,22 @@ PEER_MUTANTS = (
         LATE_BEATS,
     ),
     Mutant(
+        "one-that-joins-alone-is-not-told-why",
+        4,
+        "engine/joining",
+        "if not anybody and self.waiting.causes():",
+        "if False:",
+        of("virtual/test_long_ways", "patience"),
+    ),
+    Mutant(
+        "one-that-joins-others-is-told-that-it-is-alone",
+        4,
+        "engine/joining",
+        "if not anybody and self.waiting.causes():",
+        "if self.waiting.causes():",
+        of("virtual/test_long_ways", "called_alone"),
+    ),
+    Mutant(
         "one-that-has-left-beats-late",
         4,
         "engine/late_beats",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mend_optim.engine.effects import Send
+from mend_optim.engine.ledger import Event
 from mend_optim.protocol.timing import Timing
 from tests.support.depth import many
 from tests.virtual.cluster import Cluster
@@ -23,7 +24,14 @@ class LongWay(Cluster):
         self.way_s, self.more_s = way_s, more_s
         self.dialling: set[tuple[str, str]] = set()
         self.last: dict[tuple[str, str, str], float] = {}
+        #: The texts of the events "joined".
+        self.joined: list[str] = []
         self.start_all()
+
+    def note(self, learner: Learner, event: Event) -> None:
+        super().note(learner, event)
+        if event.kind == "joined":
+            self.joined.append(event.text)
 
     def takes(self) -> float:
         return self.way_s + self.more_s * self.random.random()
@@ -76,6 +84,33 @@ def test_no_work_is_lost_when_learners_on_long_ways_start_together(n: int, more_
         cluster.run(120)
         assert set(cluster.lost()) == {(0, 0)}
         assert min(cluster.versions()) > 3
+
+
+def test_one_that_finds_some_of_its_peers_is_not_called_alone() -> None:
+    cluster = LongWay(3, 0, 5.0)
+    cluster.kill(cluster.learners["learner-2"])
+    cluster.run(100)
+    assert cluster.joined == ["joined at position 0, without learner-2 (no answer)"] * 2
+
+
+def test_a_newcomer_whose_way_outlasts_its_patience_is_told_the_remedy() -> None:
+    """It has met the others, but their first beats come too late. It trains with them afterwards,
+    and gives up the work that it has done meanwhile."""
+    cluster = LongWay(3, 0, 8.0)
+    cluster.run(100)
+    cluster.kill(cluster.learners["learner-2"])
+    cluster.run(100)
+    cluster.joined.clear()
+    cluster.start("learner-2")
+    cluster.run(150)
+    (text,) = cluster.joined
+    assert text == (
+        "joined at position 0, alone: no weights have come from learner-0 (learner-0 was there, "
+        "and is gone), learner-1 (learner-1 was there, and is gone); it trains with them once they "
+        "come; if they begin later, or the network is slow, pass a greater timing.join_timeout_s"
+    )
+    assert cluster.seen["switched"] > 0
+    assert len({learner.engine.state.genesis for learner in cluster.learners.values()}) == 1
 
 
 @pytest.mark.parametrize("more_s", [0.0, 12.0])

@@ -19,10 +19,13 @@ class Stops:
         self._looked_at = float("inf")
         #: When the last stop was over; `-inf`: there was none.
         self._over_at = float("-inf")
+        #: The same of the first of the stops that follow one another.
+        self._began_at = float("-inf")
         #: From when the present wait for answers counts; None: the peers have answered since the
         #: last stop.
         self._unanswered_since: float | None = None
-        #: The seconds of all stops that the network loop has noticed.
+        #: The seconds of all stops that the network loop has noticed, without the first
+        #: `suspect_after_s` of each.
         self._sum_s = 0.0
 
     def look(self, now: float) -> float:
@@ -30,14 +33,15 @@ class Stops:
         since it last did; 0 if it was not."""
         passed_s = now - self._looked_at
         self._unanswered_since, self._sum_s = self._wait_since(now), self.sum_s(now)
-        self._over_at, self._looked_at = self.last(now), now
+        self._began_at, self._over_at = self.began_at(now), self.last(now)
+        self._looked_at = now
         return passed_s if self._is_stop(passed_s) else 0.0
 
     def sum_s(self, now: float) -> float:
         """The seconds of all stops, with one that is over and that the network loop has not noticed
-        yet."""
-        passed_s = now - self._looked_at
-        return self._sum_s + (passed_s if self._is_stop(passed_s) else 0.0)
+        yet. The first `suspect_after_s` of each don't count: a learner whose loop is always late
+        would be stopped all the time, and wait for ever."""
+        return self._sum_s + max(0.0, now - self._looked_at - self._timing.suspect_after_s)
 
     def awake_s(self, now: float) -> float:
         """The time by a clock that stands still while this learner is stopped."""
@@ -47,6 +51,14 @@ class Stops:
         """When the last stop was over; `-inf`: there was none. The network loop may not have looked
         since: other threads go on at the same time, and bytes that came meanwhile go first."""
         return now if self._is_stop(now - self._looked_at) else self._over_at
+
+    def began_at(self, now: float) -> float:
+        """When the first of the stops was over that follow one another; `-inf`: there was none. A
+        learner whose loop is blocked again and again waits no longer for that. A stop after which
+        the others have evicted this learner follows no other."""
+        stopped_s, patience_s = now - self._looked_at, self._timing.evict_after_s
+        follows = self._looked_at < self._over_at + patience_s and stopped_s < patience_s
+        return now if self._is_stop(stopped_s) and not follows else self._began_at
 
     def known_at(self, now: float, answered: bool) -> float:
         """Return from when on this learner knows what the others did during its last stop. If the

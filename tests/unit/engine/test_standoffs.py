@@ -70,9 +70,9 @@ def test_a_stop_is_no_standoff() -> None:
     wait(engine, other, 2)
     engine.now += 10 * PATIENCE_S
     engine.engine.tick(engine.now)
-    wait(engine, other, PATIENCE_S - 4)
+    wait(engine, other, PATIENCE_S - 7)  # the first seconds of a stop count
     assert engine.engine.state.sealer(0) == other
-    wait(engine, other, 4)
+    wait(engine, other, 7)
     assert engine.engine.state.sealer(0) == ME
 
 

@@ -14,8 +14,10 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import TRIAL
 from mend_optim.engine.waiting import UNRESOLVED
 from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.stops import Stops
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal, Want
+from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from tests.support.engines import (
     GENESIS,
@@ -310,16 +312,17 @@ def test_the_offers_of_a_stop_that_was_none_are_merged_at_once() -> None:
 
 
 def test_a_stop_takes_nothing_from_the_wait_for_others() -> None:
-    """A laptop may be suspended while its learner joins."""
+    """A laptop may be suspended while its learner joins. The first seconds of a stop count."""
     one = Engine(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
     one.begin(0.0, GENESIS, (b"",))
     pass_until(one, 2.0)
     one.unreached(3600.0, "peer:1", Unreached.ROUTE)
     one.tick(3601.0)
-    join_timeout_s = one.state.policies.timing.join_timeout_s
-    pass_until(one, 3601.0 + join_timeout_s - 3)
+    timing = one.state.policies.timing
+    ends = 3601.0 + timing.join_timeout_s - timing.suspect_after_s
+    pass_until(one, ends - 3)
     assert not one.state.joined
-    pass_until(one, 3601.0 + join_timeout_s)
+    pass_until(one, ends)
     assert one.state.joined
 
 
@@ -336,7 +339,8 @@ def test_a_stop_makes_no_name_a_wrong_one(failed: bool, ends: float) -> None:
         one.tick(3602.0)
     one.unreached(3602.0, "peer:1", Unreached.NAME)
     one.tick(3602.0)
-    patience_s = UNRESOLVED * one.state.policies.timing.join_timeout_s
+    timing = one.state.policies.timing
+    patience_s = UNRESOLVED * timing.join_timeout_s - failed * timing.suspect_after_s
     pass_until(one, ends - 1.0 + patience_s)
     assert not one.state.joined
     pass_until(one, ends + patience_s)
@@ -350,7 +354,8 @@ def test_a_stop_is_no_time_without_a_quorum() -> None:
     engine.tick(1.0)
     engine.now += 3600.0
     engine.engine.tick(engine.now)
-    for _ in range(int(engine.engine.state.policies.timing.round_timeout_s) - 3):
+    timing = engine.engine.state.policies.timing
+    for _ in range(int(timing.round_timeout_s - timing.suspect_after_s) - 3):
         engine.beat()
         engine.tick(1.0)
     assert engine.events("below_quorum") == []
@@ -358,6 +363,36 @@ def test_a_stop_is_no_time_without_a_quorum() -> None:
         engine.beat()
         engine.tick(1.0)
     assert len(engine.events("below_quorum")) == 1
+
+
+def test_a_loop_that_is_always_late_makes_nobody_wait_for_ever() -> None:
+    """Training may hold Python's lock for seconds, again and again."""
+    one = Engine(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    one.begin(0.0, GENESIS, (b"",))
+    timing = one.state.policies.timing
+    late_s, now = 2 * timing.suspect_after_s, 0.0
+    while now < 3 * timing.join_timeout_s:
+        now += late_s
+        one.tick(now)
+    assert one.state.joined
+
+
+def test_stops_that_follow_one_another_are_one() -> None:
+    timing = Timing()
+    stops, blocked_s = Stops(timing), timing.suspect_after_s + 1
+    stops.look(0.0)
+    for i in range(1, 20):
+        stops.look(i * blocked_s)
+        assert stops.began_at(i * blocked_s) == blocked_s
+    evicted = 19 * blocked_s + timing.evict_after_s
+    assert stops.began_at(evicted) == evicted
+    stops.look(evicted)
+    now = evicted
+    while now < evicted + timing.evict_after_s:
+        now += 1.0
+        stops.look(now)
+    assert stops.began_at(now) == evicted
+    assert stops.began_at(now + blocked_s) == now + blocked_s
 
 
 def test_after_a_stop_nobody_asks_why_there_was_no_step() -> None:

@@ -10,6 +10,7 @@ lesser one take over the greater one, and their own work is lost: the user is to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from mend_optim.engine.ledger import Event, RoundRecord, describe, given_up
@@ -118,14 +119,29 @@ def switched_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None
     return _taken_over(peer, most, SWITCHED.format(most.tokens, given_up(most)))
 
 
-def branch_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None:
-    """The news that this learner has taken over a peer's branch of the model that both have; None
-    if all that this learner had merged is in it. Two runs of one script and one seed begin with
-    one model, so a checkpoint of the other run is a branch of this one."""
-    most = max(records, key=lambda record: record.superseded_tokens)
-    if most.superseded_tokens <= 0:
-        return None
-    return _taken_over(peer, most, BRANCH.format(most.tokens, most.superseded_tokens))
+class Branches:
+    """Tells that this learner has taken over a peer's branch of the model that both have. Two runs
+    of one script and one seed begin with one model, so a checkpoint of the other run is a branch of
+    this one.
+
+    Args:
+        patience_s: for so long after an event, no other one is told. The fragments of a branch may
+            come one by one.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._told_at = -math.inf
+
+    def event(self, now: float, peer: PeerId, records: Sequence[RoundRecord]) -> Event | None:
+        """The news of anchors that came whole, by their records. None if all that this learner had
+        merged is in them, or if it has yielded, of which another event tells."""
+        taken = [record for record in records if record.reason == "pulled"]
+        most = max(taken, key=lambda record: record.superseded_tokens, default=None)
+        if most is None or most.superseded_tokens <= 0 or now < self._told_at + self._patience_s:
+            return None
+        self._told_at = now
+        return _taken_over(peer, most, BRANCH.format(most.tokens, most.superseded_tokens))
 
 
 def _taken_over(peer: PeerId, record: RoundRecord, text: str) -> Event:

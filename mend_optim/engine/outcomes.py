@@ -30,7 +30,7 @@ from mend_optim.engine.healing import Healing
 from mend_optim.engine.ledger import Event, RoundRecord, sealed_record, whole_anchor_record
 from mend_optim.engine.mode import Change
 from mend_optim.engine.offers import Offers
-from mend_optim.engine.other_models import branch_event, switched_event
+from mend_optim.engine.other_models import Branches, switched_event
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.rollback import rollback_event, rolled_back
 from mend_optim.engine.sealer import Sealer
@@ -60,6 +60,7 @@ class Outcomes:
         self.healing = Healing(state, offers)
         self.sealer = sealer
         self.boundaries = boundaries
+        self._branches = Branches(state.policies.timing.evict_after_s)
 
     def take(self, now: float, job: Job, done: Done) -> None:
         """A job was performed."""
@@ -232,7 +233,7 @@ class Outcomes:
             elif state.genesis != former:
                 self._tell(switched_event(job.states[0].peer, records))
             else:
-                self._tell(branch_event(job.states[0].peer, records))
+                self._tell(self._branches.event(now, job.states[0].peer, records))
             if job.replace:
                 self._follow_model(len(job.states), rollback)
         for anchor in job.states:

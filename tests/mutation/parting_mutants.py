@@ -20,14 +20,26 @@ PARTING_MUTANTS = (
     mutant(
         "a-branch-is-taken-over-in-silence",
         OTHERS,
-        "    if most.superseded_tokens <= 0:\n        return None\n",
-        "    return None\n",
+        "        self._told_at = now\n",
+        "        return None\n",
     ),
     mutant(
         "a-branch-that-costs-nothing-is-told",
         OTHERS,
-        "    if most.superseded_tokens <= 0:\n        return None\n",
+        " or most.superseded_tokens <= 0",
         "",
+    ),
+    mutant(
+        "a-branch-is-told-for-each-fragment",
+        OTHERS,
+        "        self._told_at = now\n",
+        "",
+    ),
+    mutant(
+        "a-learner-that-yields-has-lost-to-a-greater-branch",
+        OTHERS,
+        'if record.reason == "pulled"',
+        "if record",
     ),
     mutant(
         "who-is-asked-may-seal-anything",

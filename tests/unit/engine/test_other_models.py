@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mend_optim.engine.effects import Advance, Install
-from mend_optim.engine.ledger import Event
-from mend_optim.engine.other_models import OtherModels
+from mend_optim.engine.ledger import Event, RoundRecord, whole_anchor_record
+from mend_optim.engine.other_models import Branches, OtherModels
 from mend_optim.engine.state import Switch
 from mend_optim.protocol.lineage import STEPPED, Lineage, PeerId, Rollback
 from mend_optim.protocol.timing import Timing
@@ -225,6 +225,24 @@ def test_a_learner_that_takes_over_a_branch_tells_what_it_had_merged() -> None:
         "dropped_tokens": 0,
         "superseded_tokens": 40,
     }
+
+
+def test_the_fragments_of_a_branch_are_told_of_once() -> None:
+    branches, record = Branches(30.0), branch_record()
+    assert branches.event(1.0, PEER, [record])
+    assert branches.event(2.0, PEER, [record]) is None
+    assert branches.event(31.0, PEER, [record])
+
+
+def test_a_learner_that_yields_is_told_so_and_of_no_greater_branch() -> None:
+    branches = Branches(30.0)
+    assert branches.event(1.0, PEER, [replace(branch_record(), reason="yielded")]) is None
+    assert branches.event(1.0, PEER, [branch_record()])
+
+
+def branch_record() -> RoundRecord:
+    greater = replace(BASE, tokens=BASE.tokens + 100, version=BASE.version + 1, digest=b"branch")
+    return replace(whole_anchor_record(0, BASE, greater, "pulled"), superseded_tokens=40)
 
 
 def test_an_anchor_that_goes_on_from_this_one_gives_nothing_up() -> None:

@@ -36,20 +36,21 @@ def refuse_misplaced(call: str, is_swapped: bool) -> None:
 
 
 class StepAtWork:
-    """A context in which the inner optimizer takes a step, and calls hooks and closures."""
+    """A context in which the inner optimizer takes a step, and calls hooks and closures. Of methods
+    that take a step, one may call another."""
 
     def __init__(self) -> None:
-        self._is_entered = False
+        self._depth = 0
 
     def __enter__(self) -> None:
-        self._is_entered = True
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        self._is_entered = False
+        self._depth -= 1
 
     def refuse(self, call: str) -> None:
         """Raise `UsageError` inside the context."""
-        if self._is_entered:
+        if self._depth:
             raise UsageError(WITHIN_STEP.format(call=call))
 
 

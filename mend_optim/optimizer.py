@@ -254,18 +254,18 @@ class MendOptimizer(ReportingFace):
         takes any newer anchor that the others have. Each token counts once. After the first step
         with peers, the learner leaves and joins again as a new incarnation.
 
-        Parameters correspond by their order, as in torch. A group that was added to the saved
-        optimizer may be there from the start.
+        Parameters correspond by order, as in torch. Groups added later may be there at the start.
 
         Args:
             state_dict: from `state_dict()`.
             *args, **kwargs: handed on to the inner optimizer's `load_state_dict`.
 
         Raises:
-            UsageError: it is no optimizer's state, damaged or, with peers, another model's; then
-                nothing has changed. Without peers, and if it was saved before the first step, the
-                "mend" entry of another model is left out with a warning.
+            UsageError: it is no optimizer's state, damaged or, with peers, another model's or read
+                inside `step()`; then nothing has changed. Without peers, and if it was saved before
+                the first step, the "mend" entry of another model is left out with a warning.
         """
+        self._run.at_work.refuse("load_state_dict")
         inner, mend = parts_of(state_dict)
         loaded = None if mend is None else self._run.read(mend)
         self._run.model.load_inner(inner, *args, **kwargs)

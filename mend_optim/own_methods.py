@@ -6,6 +6,7 @@ step. Such a step counts as one that the script took itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from inspect import ismethod
 from types import MethodType
@@ -53,7 +54,8 @@ class _Heed:
         within = [each for each in vars(inner).values() if isinstance(each, Optimizer)]
         handles = [each.register_step_pre_hook(self._before) for each in (inner, *within)]
         try:
-            return function(inner, *args, **kwargs)
+            with self._run.at_work if self._run.learner else nullcontext():
+                return function(inner, *args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -354,7 +354,6 @@ class RankRun(TrainingRun):
 
     def read(self, state: object) -> Loaded | None:
         """Read the `saved_state()` that the lead got. Raises as `TrainingRun.read` does."""
-        self._at_work.refuse("load_state_dict")  # the ranks don't meet in the middle of a step
         loaded: list[Loaded | None] = []
 
         def read() -> dict[str, Any]:

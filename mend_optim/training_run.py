@@ -107,7 +107,7 @@ class TrainingRun:
         # Whether the frozen parameters have been found to be finite since it joined.
         self._is_checked = False
         self._count = TokenCount()
-        self._at_work = StepAtWork()
+        self.at_work = StepAtWork()
         self.unseen = UnseenMoves()
         self._port = 0  # of the last learner, if there was one
         self._seconds_in_mend = 0.0
@@ -125,7 +125,7 @@ class TrainingRun:
             # A bound method would be a circle, and the run not gone when its last user is.
             self._uncompiled = torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]
             if not self._starts_late:
-                self._start()
+                _start_whole(self)
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +146,7 @@ class TrainingRun:
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
         begun = self.begin_step(has_closure(*args, **kwargs))
         step = partial(only_loss, self.inner) if begun.stale else self.inner.step
-        with self._at_work:
+        with self.at_work:
             loss = self._count.during(step, *args, **kwargs)
         self.end_step(begun)
         return loss
@@ -398,7 +398,6 @@ class TrainingRun:
             UsageError: the state is damaged or, with peers, another model's that was trained.
         """
         self.refuse_misplaced("load_state_dict")
-        self._at_work.refuse("load_state_dict")
         try:
             return self.model.read(state, regroup=self.handover is None)
         except OtherModelError as error:
@@ -467,6 +466,17 @@ def _among_peers(alone: Checkpoint, learner: Learner, handover: Handover) -> Che
         history=(*alone.history, str(learner.me)),
         fragments=handover.keep(),
     )
+
+
+def _start_whole(run: TrainingRun) -> None:
+    """Start the learner, or leave none: a notebook keeps the exception of a cell and, with it, the
+    run, and the learner would hold its port."""
+    try:
+        run._start()
+    except BaseException:
+        if run.learner:
+            run.learner.close()
+        raise
 
 
 def _own_tensors(run: TrainingRun) -> OwnTensors:

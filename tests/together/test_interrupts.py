@@ -147,12 +147,13 @@ def test_ctrl_c_while_a_learner_starts_takes_no_port_from_the_next_one(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(NetworkSide, "start", stopped)
-    try:
+    # A notebook keeps the exception, too, and with it the frames of the constructor.
+    with pytest.raises(KeyboardInterrupt) as kept:
         MendOptimizer(descent(8.0), name="a", listen=here, timing=TIMING)
-    except KeyboardInterrupt:
-        monkeypatch.undo()
+    monkeypatch.undo()
     with closing(MendOptimizer(descent(8.0), name="a", listen=here, timing=TIMING)) as again:
         assert again.status().address == here
+    assert kept.tb
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from mend_optim.wrapped_parameters import WrappedParameters
 
 log = logging.getLogger("mend_optim")
 BEYOND = (
-    "trains alone from here on, because finish() has ended its run: nobody gets what it learns; "
-    "call synchronize() to wait for a merge in mid-run, or make a new MendOptimizer for another run"
+    "trains alone from here on, because its run has ended, by finish() or with a block: nobody "
+    "gets what it learns; call synchronize() to wait for a merge in mid-run, or make a new "
+    "MendOptimizer for another run"
 )
 
 
@@ -48,6 +49,8 @@ class RunHistory:
         #: The end of the run, as long as nothing is trained after it. A library may call `finish()`
         #: before the script does.
         self.end: Finish | None = None
+        # Whether `finish()` has ended the run, and nothing was trained since.
+        self._is_over = False
         # Whether the weights were compared with those that `saved` was saved with.
         self._checked = True
 
@@ -68,16 +71,16 @@ class RunHistory:
 
     def count(self, tokens: int, rate: float) -> None:
         """One inner step was taken."""
-        if self.end is not None:
+        if self._is_over or self.end is not None:
             log.warning("%s: %s", self._name, BEYOND)
-        self.end = None
+        self.end, self._is_over = None, False
         self.step += 1
         self.tokens += tokens
         self.rate += rate
 
     def go_on(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint."""
-        self.end = None
+        """Go on from a checkpoint. It begins no other run where one was ended."""
+        self.end, self._is_over = None, self._is_over or self.end is not None
         self.saved = saved
         self._checked = not saved.step
         self.step = saved.step

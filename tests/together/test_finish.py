@@ -313,11 +313,25 @@ def test_steps_after_the_end_are_nobody_elses_and_the_user_is_told_once(
         assert not told_alone(caplog)
         train(a, 3, 0)
         (line,) = told_alone(caplog)
-        assert line.startswith("a: trains alone from here on, because finish() has ended its run")
+        assert line.startswith(
+            "a: trains alone from here on, because its run has ended, by finish()"
+        )
         status = a.status()
     assert (status.step, status.tokens, status.position) == (7, 7, 7)
     assert (status.unmerged_tokens, status.fragments[0].unmerged_tokens) == (3, 3)
     assert str(status).startswith("a has ended, and 3 of its tokens are in no anchor")
+
+
+def test_a_checkpoint_that_is_loaded_after_the_end_begins_no_other_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
+        assert all(run(made, [4, 7]))
+        a, _ = made
+        a.load_state_dict(a.state_dict())
+        assert not told_alone(caplog)
+        train(a, 3, 0)
+        assert len(told_alone(caplog)) == 1
 
 
 def told_alone(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -19,8 +19,8 @@ from mend_optim.wrapped_parameters import WrappedParameters
 
 log = logging.getLogger("mend_optim")
 BEYOND = (
-    "trains alone from here on, because its run has ended, by finish() or with a block: nobody "
-    "gets what it learns; call synchronize() to wait for a merge in mid-run, or make a new "
+    "trains alone from here on, because its run has ended, by finish() or with its `with` block: "
+    "nobody gets what it learns; call synchronize() to wait for a merge in mid-run, or make a new "
     "MendOptimizer for another run"
 )
 

@@ -242,6 +242,7 @@ MUTANTS = (
     Mutant("steps-of-own-methods-are-unseen", 1, "own_methods", "in (inner, *within)]", "in ()]", OWN),
     Mutant("own-methods-begin-with-the-call", 1, "own_methods", "        inner = self._run.inner\n", "        self._before()\n        inner = self._run.inner\n", OWN),
     Mutant("own-methods-leave-their-hooks", 1, "own_methods", "                handle.remove()", "                pass", OWN),
+    Mutant("own-methods-let-a-checkpoint-in", 7, "own_methods", "self._run.at_work if self._run.learner else nullcontext()", "nullcontext()", OWN),
     Mutant("training-without-a-step-is-silent", 1, "model/unseen_moves", "return changed and self._calls == CALLS", "return False", OWN),
     Mutant("training-without-a-step-is-told-again-and-again", 1, "model/unseen_moves", "self._calls == CALLS", "self._calls >= CALLS", OWN),
     Mutant("steps-past-the-wrapper-are-silent", 1, "run_choice", "    heed_direct_steps(run)\n", "", OWN),

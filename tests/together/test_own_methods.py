@@ -8,10 +8,12 @@ import threading
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from mend_optim import MendOptimizer, UsageError
 from mend_optim.model.unseen_moves import CALLS
 from tests.support.learners import (
     LOCKSTEP,
@@ -136,6 +138,22 @@ def test_steps_that_are_taken_past_the_wrapper_are_told_once() -> None:
             step(inner, 1.0)
         assert optimizer.status().step == 0
     assert len(watch.of("unseen")) == 1
+
+
+def test_no_checkpoint_is_loaded_inside_a_step_of_an_own_method() -> None:
+    inner = SAM(weights(1.0), lr=RATE)
+    with cluster(inner) as (optimizer,):
+        sharp_step(optimizer, -3.0)
+        saved = optimizer.state_dict()
+        hook = inner.base.register_step_post_hook(lambda *_: optimizer.load_state_dict(saved))
+        with pytest.raises(UsageError, match=r"must not be called inside step\(\)"):
+            sharp_step(optimizer, -3.0)
+        hook.remove()
+        optimizer.load_state_dict(saved)
+    # Without peers there are no counts of others to part from.
+    alone = MendOptimizer(inner)
+    inner.base.register_step_post_hook(lambda *_: alone.load_state_dict(alone.state_dict()))
+    sharp_step(alone, -3.0)
 
 
 def test_steps_of_the_wrapper_are_seen_whichever_way_they_are_taken() -> None:

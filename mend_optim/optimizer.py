@@ -72,8 +72,8 @@ class MendOptimizer(ReportingFace):
             of its work a learner offers after missed rounds: "auto", or an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
         grace: how long a round with its quorum waits for more offers: a `Grace`, or seconds >= 0.
-        weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
-            "uniform".
+        weighting: weight of an offer in the merge: "tokens_and_batch" (tokens √(tokens/steps)),
+            "tokens", "throughput" (tokens²/steps) or "uniform".
         merge: "norm_preserving" (the mean at the members' length, as far as the fastest), "mean",
             "rda" (radial-directional), or one that a few wrong members cannot take away and that
             ignores `weighting`: "trimmed_mean" or "median" of each coordinate, or "centered_clip"
@@ -135,7 +135,7 @@ class MendOptimizer(ReportingFace):
         adoption: Adoption | str = "auto",
         quorum: Quorum | int = Quorum(),
         grace: Grace | float = Grace(),
-        weighting: str = "tokens",
+        weighting: str = "tokens_and_batch",
         merge: str = "norm_preserving",
         outer: Outer = Nesterov(),
         codec: str | Codec = "none",

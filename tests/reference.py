@@ -10,6 +10,7 @@ import operator
 import statistics
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 
 Vector = Sequence[float]
@@ -30,14 +31,15 @@ def fewest_waits(rounds: Fraction, most: int) -> int:
     return min(range(1, most + 1), key=lambda p: (rounds / p + p, p))
 
 
-def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
-    """The exact weights of members whose work is (tokens, steps); some work is not zero."""
+def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Decimal]:
+    """The weights of members whose work is (tokens, steps), to 28 digits; some work is not zero."""
     formula = {
-        "tokens": lambda tokens, steps: Fraction(tokens),
-        "throughput": lambda tokens, steps: Fraction(tokens * tokens, steps),
-        "uniform": lambda tokens, steps: Fraction(1),
+        "tokens_and_batch": lambda tokens, steps: tokens * (tokens / steps).sqrt(),
+        "tokens": lambda tokens, steps: tokens,
+        "throughput": lambda tokens, steps: tokens * tokens / steps,
+        "uniform": lambda tokens, steps: Decimal(1),
     }[scheme]
-    raw = [formula(tokens, steps) if steps else Fraction(0) for tokens, steps in work]
+    raw = [formula(Decimal(tokens), steps) if steps else Decimal(0) for tokens, steps in work]
     return [w / sum(raw) for w in raw]
 
 

@@ -37,15 +37,16 @@ PACE_S = 0.06  # for a step of a run that chooses H; two learners on two cores n
 
 WHOLE = Adoption(gain=1.0)
 #: How learners merge and adopt. Three take the new rules apart, "in four" has the rules with four
-#: fragments, and "throughput" has them with other weights where batches differ.
+#: fragments, and "by tokens" and "throughput" have them with other weights where batches differ.
 MERGING: dict[str, Mapping[str, Any]] = {
-    "whole correction": {"merge": "mean", "adoption": WHOLE},
+    "whole correction": {"merge": "mean", "adoption": WHOLE, "weighting": "tokens"},
     "new": {"merge": "norm_preserving", "adoption": "auto"},
     "0.7/0.9": {"merge": "mean", "adoption": WHOLE, "outer": DiLoCoNesterov(lr=0.7, momentum=0.9)},
     "gain alone": {"merge": "mean", "adoption": "auto"},
     "norms alone": {"merge": "norm_preserving", "adoption": WHOLE},
     "rda": {"merge": "rda", "adoption": "auto"},
     "in four": {"merge": "norm_preserving", "adoption": "auto", "fragments": 4},
+    "by tokens": {"merge": "norm_preserving", "adoption": "auto", "weighting": "tokens"},
     "throughput": {"merge": "norm_preserving", "adoption": "auto", "weighting": "throughput"},
 }
 

@@ -1,6 +1,6 @@
 """How much of its work a learner offers after it has missed rounds.
 
-A round weighs its members by the tokens that they bring to it. A learner that has missed rounds
+A round weighs its members by the work that they bring to it. A learner that has missed rounds
 brings the work of many to one, so it outweighs all others there. And its work was done beside
 theirs, not after it: the first things that all learn, such as the frequent letters, are in the
 anchor by then. Merged in full, they would be learned twice, and the anchor would overshoot. The
@@ -11,7 +11,8 @@ learner therefore offers the share
 of its delta. n rounds were missed, in which others brought t tokens each, on average, and c are its
 own tokens. A further t is expected in the round that merges the offer. There the offer weighs
 c / (c + t). So s makes of this c / (c + (n + 1) t), which is what the work would have weighed in
-one round with all that was done beside it.
+one round with all that was done beside it. That holds where batches are equal: lineages count
+tokens, and nothing of batches.
 
 Only rounds beside which the learner has worked count: a learner that comes later, or rests, works
 on the anchor that they made. The rest of the delta is in no offer. With the merge it becomes a part

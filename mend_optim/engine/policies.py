@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, sqrt
 
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
@@ -28,7 +28,7 @@ class Policies:
     quorum: Quorum = Quorum()
     grace: Grace = Grace()
     adoption: Adoption = Adoption()
-    weighting: str = "tokens"
+    weighting: str = "tokens_and_batch"
     #: Whether the merge weighs offers by the work that they bring.
     weighs_work: bool = True
     timing: Timing = Timing()
@@ -86,26 +86,42 @@ class Policies:
         return {moment.order: version for moment in self.moments if moment.name in names}
 
 
-WEIGHTINGS = ("tokens", "throughput", "uniform")
+#: What a weighting multiplies a member's tokens by: of b, its batch over the largest one of the
+#: round. One that is not listed weighs no work.
+FACTORS: Mapping[str, Callable[[float], float]] = {
+    "tokens_and_batch": sqrt,
+    "tokens": lambda b: 1.0,
+    "throughput": lambda b: b,
+}
+WEIGHTINGS = (*FACTORS, "uniform")
 
 
 def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
-    """The weights of a round's members: wᵢ ≥ 0, Σ wᵢ = 1.
+    """The weights of a round's members: wᵢ ≥ 0, Σ wᵢ = 1. With the batch bᵢ = tokensᵢ/stepsᵢ,
 
-    "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv 2604.21428);
-    "uniform": wᵢ = 1/n over the members with steps. A member without steps brings no delta and
-    weighs 0. If no member has tokens, all members with steps weigh the same. If no member has
-    steps, all weigh 0.
+        "tokens_and_batch"    wᵢ ∝ tokensᵢ √bᵢ
+        "tokens"              wᵢ ∝ tokensᵢ
+        "throughput"          wᵢ ∝ tokensᵢ bᵢ (Decoupled DiLoCo, arXiv 2604.21428)
+        "uniform"             wᵢ = 1/n over the members with steps
 
-    Every learner computes the weights of every seal, and compares them to the bit. So the sums are
-    exact: `sum` rounds in another way since Python 3.12."""
+    Where batches are equal, the first three are the same to the bit. A member without steps brings
+    no delta and weighs 0. If no member has tokens, all members with steps weigh the same. If no
+    member has steps, all weigh 0.
+
+    Every learner computes the weights of every seal, and compares them to the bit. So each
+    operation is one that IEEE 754 rounds correctly, and the sums are exact: `sum` rounds in another
+    way since Python 3.12."""
     stepped = [1.0 if m.steps else 0.0 for m in members]
-    if scheme == "tokens":
-        raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]
-    elif scheme == "throughput":
-        raw = [m.tokens * m.tokens / m.steps if m.steps else 0.0 for m in members]
-    else:
-        raw = stepped
+    raw = _of_work(FACTORS[scheme], members) if scheme in FACTORS else stepped
     raw = raw if fsum(raw) > 0 else stepped
     total = fsum(raw) or 1.0
     return [w / total for w in raw]
+
+
+def _of_work(factor: Callable[[float], float], members: Sequence[Entry]) -> list[float]:
+    batches = [m.tokens / m.steps if m.steps else 0.0 for m in members]
+    most = max(batches, default=0.0) or 1.0
+    return [
+        m.tokens * factor(b / most) if m.steps else 0.0
+        for m, b in zip(members, batches, strict=True)
+    ]

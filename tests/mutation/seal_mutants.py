@@ -410,6 +410,22 @@ SEAL_MUTANTS = (
         of("unit/engine/test_policies"),
     ),
     Mutant(
+        "batches-weigh-in-full",
+        4,
+        "engine/policies",
+        '"tokens_and_batch": sqrt,',
+        '"tokens_and_batch": lambda b: b,',
+        of("unit/engine/test_policies"),
+    ),
+    Mutant(
+        "equal-batches-round-apart",
+        4,
+        "engine/policies",
+        "m.tokens * factor(b / most)",
+        "m.tokens * factor(b)",
+        of("unit/engine/test_policies"),
+    ),
+    Mutant(
         "any-rate-of-tokens",
         4,
         "engine/seal_checks",

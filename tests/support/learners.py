@@ -25,9 +25,13 @@ LOOPBACK = "127.0.0.1:0"
 TIMING = Timing(
     beat_s=0.2, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
 )
-# Each step is a round.
-#: A round of plain averaging at every step.
-LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0, "merge": "mean"}
+#: A round at every step: plain averaging, by tokens.
+LOCKSTEP: dict[str, Any] = {
+    "sync_every": 1,
+    "adopt_after": 0,
+    "merge": "mean",
+    "weighting": "tokens",
+}
 NAMES = "abcdefghijklmnop"
 
 T = TypeVar("T")

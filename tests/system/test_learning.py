@@ -32,7 +32,7 @@ TINY = Run(
     rate=2e-3,
     seed=0,
 )
-THROUGHPUT = replace(TINY, arm="throughput")
+OTHER_WEIGHTS = [replace(TINY, arm=arm) for arm in ("by tokens", "throughput")]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -180,10 +180,12 @@ def test_learners_may_differ_in_batches(monkeypatch: pytest.MonkeyPatch) -> None
         return small.draw(generator, batch)
 
     monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
-    by_tokens = measure(replace(TINY, batch=8, small=4, steps=4))
+    by_default = measure(replace(TINY, batch=8, small=4, steps=4))
     assert sorted(drawn) == [2, 2, 2, 2, 8, 8, 8, 8]
-    assert by_tokens.digest != measure(replace(THROUGHPUT, batch=8, small=4, steps=4)).digest
-    assert measure(TINY).digest == measure(THROUGHPUT).digest
+    differ = [measure(replace(run, batch=8, small=4, steps=4)) for run in OTHER_WEIGHTS]
+    assert len({outcome.digest for outcome in (by_default, *differ)}) == 3
+    alike = [measure(run) for run in (TINY, *OTHER_WEIGHTS)]
+    assert len({outcome.digest for outcome in alike}) == 1
     drawn.clear()
     measure(replace(baseline(PARALLEL, 3), batch=8, small=4, steps=1))
     assert drawn == [8, 2, 2]

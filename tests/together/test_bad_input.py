@@ -56,6 +56,7 @@ POLICIES = [Quorum, Grace, Nesterov, DiLoCoNesterov, Timing, FailSlow, MomentSch
 PEER = "127.0.0.1:9"  # nobody is ever there
 NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
 CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
+WEIGHTINGS = "('tokens_and_batch', 'tokens', 'throughput', 'uniform')"
 MERGES = "('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median', 'centered_clip')"
 MERGE = f"merge must be one of {MERGES}, got {{}}"
 
@@ -109,8 +110,8 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("grace", NAN, "grace.max_s must be a number of seconds >= 0, got {}"),
     ("grace", "x", "grace.max_s must be a number of seconds >= 0, got {}"),
     ("grace", None, "grace.max_s must be a number of seconds >= 0, got {}"),
-    ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
-    ("weighting", None, "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
+    ("weighting", "loss", f"weighting must be one of {WEIGHTINGS}, got {{}}"),
+    ("weighting", None, f"weighting must be one of {WEIGHTINGS}, got {{}}"),
     (
         "merge",
         "avg",

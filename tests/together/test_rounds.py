@@ -79,15 +79,22 @@ def test_tokens_weigh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weighting", "expected"), [("tokens", 7.5), ("throughput", 9.0), ("uniform", 5.0)]
+    ("options", "expected"),
+    [
+        ({}, 8 / 9),
+        ({"weighting": "tokens_and_batch"}, 8 / 9),
+        ({"weighting": "tokens"}, 4 / 5),
+        ({"weighting": "throughput"}, 16 / 17),
+        ({"weighting": "uniform"}, 1 / 2),
+    ],
 )
-def test_weightings(weighting: str, expected: float) -> None:
-    each = [{"tokens_per_step": 300}, {"tokens_per_step": 100}]
-    with cluster(
-        descent(0.0), descent(0.0), each=each, weighting=weighting, **LOCKSTEP
-    ) as optimizers:
-        drive(optimizers, 1, lambda i, s: [-10.0, 0.0][i])
-        assert [read(o) for o in optimizers] == [[expected], [expected]]
+def test_weightings(options: dict[str, str], expected: float) -> None:
+    each = [{"tokens_per_step": 400}, {"tokens_per_step": 100}]
+    lockstep = {"sync_every": 1, "adopt_after": 0, "merge": "mean", **options}
+    with cluster(descent(0.0), descent(0.0), each=each, **lockstep) as optimizers:
+        drive(optimizers, 1, lambda i, s: [-1.0, 0.0][i])
+        a, b = map(read, optimizers)
+        assert a == b == pytest.approx([expected])
 
 
 def test_outer_momentum_is_nesterovs() -> None:

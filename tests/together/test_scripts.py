@@ -98,7 +98,8 @@ def test_merges_finer_than_bfloat16_add_up(adopt_after: int) -> None:
     weight, stays: half a unit a round."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 3}]
     pair = [descent(256.0, dtype=torch.bfloat16) for _ in range(2)]
-    with cluster(*pair, each=each, sync_every=1, adopt_after=adopt_after) as optimizers:
+    options = {"sync_every": 1, "adopt_after": adopt_after, "weighting": "tokens"}
+    with cluster(*pair, each=each, **options) as optimizers:
         drive(optimizers, 12, lambda i, s: [2.0, 0.0][i])
         settle(optimizers)
         assert [anchor(o)[0][0].item() for o in optimizers] == [250.0, 250.0]

@@ -233,7 +233,7 @@ def lie_about(optimizer: MendOptimizer, lie: Callable[..., Told]) -> None:
         packet = replace(
             seal.sections[PROOFS], data=memoryview(pack(proof.packed() for proof in proofs))
         )
-        weighed = tuple(weights("tokens", members))
+        weighed = tuple(weights(learner.engine.state.policies.weighting, members))
         sizes = sizes_packet([Judged(0.0) for _ in members], {})
         sections = {**done.sections, SIZES: sizes, PROOFS: packet}
         payload = payload_digest({k: v for k, v in sections.items() if k != PROOFS}, weighed)

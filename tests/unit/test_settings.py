@@ -105,7 +105,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("adoption", 0.5, "adoption must be 'auto' or an Adoption(gain=…)"),
     ("adoption", "off", "adoption must be 'auto' or an Adoption(gain=…)"),
     ("adoption", None, "adoption must be 'auto' or an Adoption(gain=…)"),
-    ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform')"),
+    ("weighting", "loss", "weighting must be one of ('tokens_and_batch', 'tokens', 'throughput',"),
     ("merge", "max", "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean',"),
     ("outer", 0.7, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…)"),
     ("codec", "zip", "codec must be one of ['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd',"),

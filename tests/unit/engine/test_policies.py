@@ -60,23 +60,36 @@ def test_nobody_stepped_nobody_weighs(scheme: str) -> None:
     assert weights(scheme, work((0, 0), (0, 0))) == [0, 0]
 
 
-@given(steps=st.lists(st.integers(1, 100), min_size=1, max_size=6), batch=st.integers(1, 1000))
-def test_throughput_is_proportional_to_tokens_where_batches_are_equal(
-    steps: list[int], batch: int
+@pytest.mark.parametrize("scheme", ["tokens_and_batch", "throughput"])
+@given(
+    steps=st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    tokens=st.integers(1, 1000),
+    every=st.integers(1, 7),
+)
+def test_weights_are_those_of_tokens_to_the_bit_where_batches_are_equal(
+    scheme: str, steps: list[int], tokens: int, every: int
 ) -> None:
-    members = work(*((batch * n, n) for n in steps))
-    assert weights("throughput", members) == pytest.approx(weights("tokens", members))
+    members = work(*((tokens * n, every * n) for n in steps))
+    assert weights(scheme, members) == weights("tokens", members)
 
 
 def test_weights_are_shares_of_an_exact_sum() -> None:
     """Sums that round step by step differ between versions of Python, and so would the weights."""
-    members = work((1, 10), (2, 20), (3, 30))
-    assert 0.1 + 0.2 + 0.3 > 0.6
-    assert weights("throughput", members) == [0.1 / 0.6, 0.2 / 0.6, 0.3 / 0.6]
+    raw = [1 * (1 / 3), 2 * (2 / 3), 3 * (3 / 3)]
+    total = math.fsum(raw)
+    assert raw[0] + raw[1] + raw[2] < total
+    assert weights("throughput", work((1, 1), (2, 1), (3, 1))) == [w / total for w in raw]
 
 
-def test_throughput_favours_the_larger_batch() -> None:
-    assert weights("throughput", work((100, 10), (100, 5))) == pytest.approx([1 / 3, 2 / 3])
+@pytest.mark.parametrize(
+    ("scheme", "large"),
+    [("tokens", 1 / 2), ("tokens_and_batch", 2 / 3), ("throughput", 4 / 5), ("uniform", 1 / 2)],
+)
+def test_a_batch_that_is_four_times_as_large_weighs_more_for_as_many_tokens(
+    scheme: str, large: float
+) -> None:
+    w = weights(scheme, work((100, 20), (100, 5)))
+    assert w == pytest.approx([1 - large, large])
 
 
 # Moments

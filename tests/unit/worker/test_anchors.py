@@ -27,7 +27,7 @@ from mend_optim.engine.effects import (
     Prepare,
     Reoffer,
 )
-from mend_optim.engine.policies import weights
+from mend_optim.engine.policies import WEIGHTINGS, weights
 from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.copies import gather, scatter
@@ -220,7 +220,7 @@ def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(
 
 
 @pytest.mark.parametrize("scheme", ["mean", "rda", "trimmed_mean", "median", "centered_clip"])
-@pytest.mark.parametrize("weighting", ["tokens", "throughput", "uniform"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_a_member_at_rest_changes_nothing_but_the_lineage(scheme: str, weighting: str) -> None:
     a, b, idle = (Learner(name, vector(0, 0), scheme=scheme) for name in "abc")
     offers = [a.train(vector(2, 4)).offer(), b.train(vector(4, 8)).offer()]

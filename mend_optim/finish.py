@@ -10,7 +10,7 @@ from mend_optim.errors import is_number, require
 from mend_optim.status import Status
 
 NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
-NOBODY_YET = "nobody else is here yet to merge with; this learner's own parameters have the work"
+NOBODY_YET = "nobody else is here yet to merge with{}; this learner's own parameters have the work"
 TOO_FEW = (
     "those who are left are no quorum, too few of them have an added group, nobody can dial any of "
     "them, or this learner's weights are not finite"
@@ -83,13 +83,13 @@ class Settled:
 
 
 def finished(
-    status: Status, ended: Ended | None, had_company: bool, timeout_s: float | None
+    status: Status, ended: Ended | None, unmet: str | None, timeout_s: float | None
 ) -> Finish:
-    """The end of a learner with this last status, which had company or never had: who ended with
-    it, or nobody in that time."""
+    """The end of a learner with this last status: who ended with it, or nobody in that time.
+    `unmet` is where nobody has ever been, and why (None: it had company)."""
     reason = ""
     if ended and status.unmerged_tokens:
-        reason = _nobody(had_company) if ended.alone else _unmerged(ended)
+        reason = _nobody(unmet) if ended.alone else _unmerged(ended)
     elif not ended:
         others = ", ".join(peer.name for peer in status.roster) or "nobody"
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
@@ -105,15 +105,14 @@ def finished(
 
 
 def settled(
-    status: Status, in_time: bool, alone: bool, had_company: bool, timeout_s: float
+    status: Status, in_time: bool, alone: bool, unmet: str | None, timeout_s: float
 ) -> Settled:
-    """The outcome of waiting so long until all was merged, for a learner that is alone or not, and
-    had company or never had."""
-    reason = ""
-    if not in_time:
-        reason = f"it took longer than {timeout_s:g} s"
-    elif status.unmerged_tokens and alone:
-        reason = _nobody(had_company)
+    """The outcome of waiting so long until all was merged, for a learner that is alone or not.
+    `unmet` is where nobody has ever been, and why (None: it had company)."""
+    reasons = [] if in_time else [f"it took longer than {timeout_s:g} s"]
+    if alone and (status.unmerged_tokens or not in_time):
+        reasons.append(_nobody(unmet))
+    reason = ": ".join(reasons)
     return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)
 
 
@@ -123,8 +122,10 @@ def _unmerged(ended: Ended) -> str:
     return UNSHARED.format(", ".join(map(str, ended.unshared)))
 
 
-def _nobody(had_company: bool) -> str:
-    return NOBODY if had_company else NOBODY_YET
+def _nobody(unmet: str | None) -> str:
+    if unmet is None:
+        return NOBODY
+    return NOBODY_YET.format(f" at {unmet}" if unmet else "")
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -292,8 +292,8 @@ class TrainingRun:
         in_time = handover.settle(timeout_s, self.model.check)
         if not in_time:
             learner.require_open()
-        alone, had_company = learner.is_alone(), learner.network.had_company()
-        return settled(self.status(), in_time, alone, had_company, timeout_s)
+        alone, unmet = learner.is_alone(), learner.network.unmet()
+        return settled(self.status(), in_time, alone, unmet, timeout_s)
 
     def finish(self, timeout_s: float | None) -> Finish:
         """`MendOptimizer.finish`."""
@@ -305,7 +305,7 @@ class TrainingRun:
         ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)
         if not ended:
             learner.require_open()
-        end = finished(self.status(), ended, learner.network.had_company(), timeout_s)
+        end = finished(self.status(), ended, learner.network.unmet(), timeout_s)
         if ended:
             learner.close()
             self.history.end = end

@@ -255,22 +255,19 @@ class Joining:
 
     def _tell_joined(self, anybody: bool) -> None:
         state, seeds = self.state, self.state.seeds
-        sought = [*seeds.missing, *sorted(seeds.refused)]
+        sought = seeds.sought()
         step = state.catch_up_position(max(self._met_at.values(), default=0))
         facts = {"missing": sought, "step": step, "tokens": state.cluster_tokens()}
         if sought and not anybody:
-            causes = ", ".join(f"{address} ({seeds.cause(address)})" for address in sought)
             remedies = dict.fromkeys(map(seeds.remedy, seeds.missing))
-            text = f"nobody to train with at {causes}: training alone, still looking"
+            text = f"nobody to train with at {seeds.causes(sought)}: training alone, still looking"
             self.presence.alone(Event("alone", "; ".join([text, *remedies]), facts))
             return
         text = f"joined at position {step}"
         # A list that is behind tells nothing: its learners may be here.
-        absent = [
-            f"{address} ({seeds.cause(address)})" for address in sought if address in seeds.found
-        ]
+        absent = [address for address in sought if address in seeds.found]
         if absent:
-            text += f", without {', '.join(absent)}"
+            text += f", without {seeds.causes(absent)}"
         if seeds.only_itself and not anybody:
             text += "; peers has no address but this learner's own"
         if not anybody and self.waiting.causes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
@@ -150,6 +150,15 @@ class Seeds:
     def expects_nobody(self) -> bool:
         """Whether no peer is, or is to be, at any address."""
         return not self.found and not self.awaited()
+
+    def sought(self) -> list[str]:
+        """Return the addresses where there is nobody to train with: the missing ones, and those
+        that have refused this learner."""
+        return [*self.missing, *sorted(self.refused)]
+
+    def causes(self, addresses: Iterable[str]) -> str:
+        """Return them as a list to read, each with the cause."""
+        return ", ".join(f"{address} ({self.cause(address)})" for address in addresses)
 
     def cause(self, address: str) -> str:
         """Return why there is nobody to train with at an address."""

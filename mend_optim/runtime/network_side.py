@@ -104,9 +104,12 @@ class NetworkSide:
             here.bytes_sent, here.bytes_received, here.refusals.counted(), here.secured()
         )
 
-    def had_company(self) -> bool:
-        """Whether any peer has ever been here. It turns true once, for good."""
-        return self._engine.state.roster.had_company
+    def unmet(self) -> str | None:
+        """The addresses where there is nobody to train with, each with the cause. None if any peer
+        has ever been here."""
+        with self._guard.mutex:
+            state = self._engine.state
+            return None if state.roster.had_company else state.seeds.causes(state.seeds.sought())
 
     def long_wait(self, begin: str, what: Callable[[Engine], str]) -> LongWait:
         """A wait of the training thread that begins now; `what` is called with the mutex held."""

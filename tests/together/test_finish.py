@@ -175,14 +175,27 @@ def test_learners_that_never_met_end_on_no_common_digest() -> None:
             finish = a.finish()
             assert finish
             assert (finish.unmerged_tokens, finish.digest) == (3, "")
-            assert finish.reason == NOBODY_YET
+            assert finish.reason == NOBODY_YET.format("")
 
 
 def test_a_learner_that_never_had_company_has_not_lost_any() -> None:
     with cluster(noisy(1.0), **FREE) as (a,):
         train(a, 3, 0)
         outcome = a.synchronize(0)
-        assert (outcome.unmerged_tokens, outcome.reason) == (3, NOBODY_YET)
+        assert (outcome.unmerged_tokens, outcome.reason) == (3, NOBODY_YET.format(""))
+
+
+def test_a_learner_that_was_refused_says_at_its_end_by_whom_and_why() -> None:
+    pair = noisy(1.0), noisy(1.0)
+    each: list[dict[str, Any]] = [{"merge": "mean"}, {"merge": "rda"}]
+    with cluster(*pair, each=each, started=False, **FREE) as (a, b):
+        where = a.status().address
+        train(b, 3, 0)
+        waited, finish = b.synchronize(1), b.finish()
+        why = f"at {where} (refused: merge: here rda, there mean; pass the same merge to both);"
+        assert why in waited.reason
+        assert why in finish.reason
+        assert finish.unmerged_tokens == waited.unmerged_tokens == 3
 
 
 def test_without_a_quorum_nobody_gets_untrained_weights() -> None:

@@ -102,9 +102,7 @@ class Comparison:
 
 def _period_and_late(cell: Cell) -> str:
     late = "offers late by" if runs_freely(cell.period) else "τ"
-    slow = f", the others {cell.slow} times slower" if cell.slow > 1 else ""
-    small = f", the others' batches {cell.small} times smaller" if cell.small > 1 else ""
-    return f"H {cell.period}, {late} {cell.late}{slow}{small}"
+    return f"H {cell.period}, {late} {cell.late}{cell.differences}"
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:

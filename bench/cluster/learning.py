@@ -35,6 +35,7 @@ from bench.cluster.gaps import comparisons, report, results
 from bench.cluster.lockstep import MERGING, measure
 from bench.cluster.runs import (
     ALONE,
+    APART,
     AUTO,
     FREE,
     PARALLEL,
@@ -50,7 +51,7 @@ from bench.cluster.runs import (
 from bench.cluster.tasks import ABSENT, RATE, RATES, TASKS
 from bench.result import Result
 
-ARMS = (ALONE, PARALLEL, *MERGING)
+ARMS = (ALONE, PARALLEL, *MERGING, APART)
 COMPARED = ARMS[:5]
 #: The τ of a correction that comes one step before the next snapshot.
 LAST = "H-1"
@@ -95,6 +96,7 @@ def plan(selection: Selection) -> list[Run]:
                     seed=seed,
                     slow=cell.slow,
                     small=cell.small,
+                    skew=cell.skew,
                 )
                 runs[run] = None
     return list(runs)
@@ -104,8 +106,7 @@ def _arms(selection: Selection) -> Iterator[tuple[Cell, str]]:
     if ALONE in selection.arms:
         yield Cell(members=1, period=0, late=0), ALONE
     for cell in sorted({replace(c, period=0, late=0) for c in selection.cells if c.members > 1}):
-        if PARALLEL in selection.arms:
-            yield cell, PARALLEL
+        yield from ((cell, arm) for arm in (PARALLEL, APART) if arm in selection.arms)
     yield from product(selection.cells, [arm for arm in selection.arms if arm in MERGING])
 
 
@@ -230,6 +231,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--cells", nargs="+", type=_cell, metavar="H:τ", help="instead of --periods and --late")
     add("--slow", type=int, default=1, help="all but the first learner are so many times slower")
     add("--small", type=int, default=1, help="their batches are so many times smaller")
+    add("--skew", type=int, default=0, help="percent of samples from a learner's own part of them")
     add("--steps", nargs="+", type=int, help="default: 800; of the first learner")
     add("--batches", nargs="+", type=int, help="of the first learner; default: 8")
     add("--rates", nargs="+", type=float, help="default: one of each task; --full: its grid")
@@ -260,7 +262,7 @@ def selections(arguments: argparse.Namespace) -> list[Selection]:
     if arguments.slow > 1:
         # In lockstep the slow ones would hold up the first.
         chosen = [replace(cell, slow=arguments.slow) for cell in chosen if runs_freely(cell.period)]
-    chosen = [replace(cell, small=arguments.small) for cell in chosen]
+    chosen = [replace(cell, small=arguments.small, skew=arguments.skew) for cell in chosen]
     return [
         Selection(
             tasks=(task,),

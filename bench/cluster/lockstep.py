@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bench.cluster.learners import delay_offers
 from bench.cluster.runs import AUTO, PARALLEL, QUARTERS, Outcome, Run, runs_freely, sync_every
-from bench.cluster.tasks import TASKS, Task, on_device
+from bench.cluster.tasks import TASKS, Part, Task, on_device
 from mend_optim import Adoption, DiLoCoNesterov, MendOptimizer, Timing
 
 WARMUP = 50  # steps
@@ -86,21 +86,22 @@ def measure(run: Run, device: str = "cpu") -> Outcome:
 
 def _by_itself(run: Run, task: Task) -> Trace:
     """One model, which takes the mean of the gradients over every member's batch; that is one batch
-    where it trains alone. The batches of slower members are smaller: they see as much data as they
-    would by themselves."""
+    where it trains alone or apart from the others. The batches of slower members are smaller: they
+    see as much data as they would by themselves."""
     torch.manual_seed(run.seed)
     model = task.model()
     inner = task.inner(model.parameters(), run.rate)
     schedule = _schedule(inner, run.steps)
     held_out, losses = [], []
+    members = run.members if run.arm == PARALLEL else 1
     for step in range(run.steps):
         inner.zero_grad()
-        losses.append(sum(_backward(run, task, model, step, i) for i in range(run.members)))
+        losses.append(sum(_backward(run, task, model, step, i) for i in range(members)))
         inner.step()
         schedule.step()
         if step + 1 in _quarters(run.steps):
             held_out.append(_finite(task.evaluate(model)))
-    return Trace(held_out, held_out, [loss / run.members for loss in losses], _digest(model))
+    return Trace(held_out, held_out, [loss / members for loss in losses], _digest(model))
 
 
 def _backward(run: Run, task: Task, model: nn.Module, step: int, member: int) -> float:
@@ -108,7 +109,8 @@ def _backward(run: Run, task: Task, model: nn.Module, step: int, member: int) ->
     share of all samples. The loss of that batch."""
     draws = Generator().manual_seed(1_000_003 * run.seed + 64 * step + member)
     size, share = _batch(run, member)
-    loss = model(*task.draw(draws, size))
+    part = Part(index=member, of=run.members, share=run.skew / 100) if run.skew else None
+    loss = model(*task.draw(draws, size, part))
     (loss * share).backward()
     return float(loss.item())
 

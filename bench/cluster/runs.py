@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 QUARTERS = 4
 ALONE, PARALLEL = "alone", "data parallel"
+#: One model, trained on the batches of the first of several learners.
+APART = "apart"
 
 AUTO, FREE = "auto", "free"
 
@@ -37,17 +39,30 @@ class Cell:
     """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
     after it. Where learners run freely, `late` is how many steps an offer takes to arrive. While
     the first learner takes `slow` steps, each other one takes one. Its batch has `small` times as
-    many samples as that of each other one."""
+    many samples as that of each other one. `skew` percent of a learner's samples are of a part of
+    the data that is its own."""
 
     members: int
     period: Period
     late: int
     slow: int = 1
     small: int = 1
+    skew: int = 0
 
     def batch_of(self, member: int, batch: int) -> int:
         """The samples of a learner's batch where that of the first one has so many."""
         return batch if member == 0 else max(1, batch // self.small)
+
+    @property
+    def differences(self) -> str:
+        """The end of a line about the cell: how the learners differ, if they do."""
+        return "".join(
+            (
+                f", the others {self.slow} times slower" if self.slow > 1 else "",
+                f", the others' batches {self.small} times smaller" if self.small > 1 else "",
+                f", {self.skew} % of the samples from parts of their own" if self.skew else "",
+            )
+        )
 
     def steps_of(self, member: int, steps: int) -> int:
         """The steps of a learner in the time in which the first one takes so many."""
@@ -73,6 +88,7 @@ class Run:
     seed: int
     slow: int = 1
     small: int = 1
+    skew: int = 0
 
     @property
     def cell(self) -> Cell:
@@ -82,14 +98,12 @@ class Run:
             late=self.late,
             slow=self.slow,
             small=self.small,
+            skew=self.skew,
         )
 
     def __str__(self) -> str:
         place = f"M {self.members}, H {self.period}, τ {self.late}, {self.steps} steps"
-        if self.slow > 1:
-            place += f", the others {self.slow} times slower"
-        if self.small > 1:
-            place += f", the others' batches {self.small} times smaller"
+        place += self.cell.differences
         rest = f"batch {self.batch}, rate {self.rate:g}, seed {self.seed}"
         return f"{self.task}, {self.arm}, {place}, {rest}"
 

@@ -1,18 +1,20 @@
 """Two small tasks on which the bench "learning" compares ways to train together.
 
 - *text*: a transformer over bytes (0.12 M parameters) learns to continue the sources of Python's
-  standard library; AdamW.
+  standard library; AdamW. A part of the data is a stretch of these sources.
 - *images*: a convolutional network (38,282 parameters) learns to read the 8 × 8 digits that
-  scikit-learn brings along, shifted and in noise; SGD with momentum.
+  scikit-learn brings along, shifted and in noise; SGD with momentum. A part of the data is some of
+  the ten digits.
 
-A batch depends on its generator alone, so the runs of one seed see the same data in the same
-order."""
+A batch depends on its generator and on the part of the data that a learner has, so the runs of one
+seed see the same data in the same order."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -25,13 +27,35 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """Part `index` of the data, which has `of` parts. A sample is of that part with the probability
+    `share`, and else of all the data."""
+
+    index: int
+    of: int
+    share: float
+
+    def choose(self, generator: Generator, size: int, own: Tensor, count: int) -> Tensor:
+        """So many indices of `count` examples, of which `own` are this part's."""
+        of_all = torch.randint(count, (size,), generator=generator)
+        of_own = own[torch.randint(len(own), (size,), generator=generator)]
+        return torch.where(torch.rand(size, generator=generator) < self.share, of_own, of_all)
+
+
+class Draw(Protocol):
+    """Draws a batch of so many examples: from a part of the data, or from all of it."""
+
+    def __call__(self, generator: Generator, size: int, part: Part | None = None, /) -> Batch: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """A model, its inner optimizer and its data. A model maps a batch (x, y) to its mean
     loss, in nats."""
 
     model: Callable[[], nn.Module]
     inner: Callable[[Iterable[nn.Parameter], float], Optimizer]
-    draw: Callable[[Generator, int], Batch]
+    draw: Draw
     held_out: tuple[Batch, ...]
 
     @torch.no_grad()
@@ -52,7 +76,7 @@ def on_device(task: Task, device: str) -> Task:
     return Task(
         model=lambda: task.model().to(device),
         inner=task.inner,
-        draw=lambda generator, size: there(task.draw(generator, size)),
+        draw=lambda generator, size, part=None: there(task.draw(generator, size, part)),
         held_out=tuple(there(batch) for batch in task.held_out),
     )
 
@@ -107,8 +131,13 @@ def text_task() -> Task:
     text, held_out = read_corpus(0, 1)
     starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT_WINDOWS).long()
 
-    def draw(generator: Generator, size: int) -> Batch:
-        return windows(text, torch.randint(len(text) - CONTEXT, (size,), generator=generator))
+    count = len(text) - CONTEXT
+
+    def draw(generator: Generator, size: int, part: Part | None = None, /) -> Batch:
+        if part is None:
+            return windows(text, torch.randint(count, (size,), generator=generator))
+        own = torch.arange(count * part.index // part.of, count * (part.index + 1) // part.of)
+        return windows(text, part.choose(generator, size, own, count))
 
     return Task(
         model=ByteModel,
@@ -120,7 +149,7 @@ def text_task() -> Task:
 
 # ── images ────────────────────────────────────────────────────────────────────────────────────────
 
-SIDE, BRIGHTEST = 8, 16.0
+DIGITS, SIDE, BRIGHTEST = 10, 8, 16.0
 SHIFT, NOISE = 1, 0.25  # pixels to each side; standard deviation, where the brightest pixel is 1
 HELD_OUT_EVERY, HELD_OUT_COPIES = 5, 4
 
@@ -138,7 +167,7 @@ class DigitModel(nn.Module):
             nn.Flatten(),
             nn.Linear(32 * (SIDE // 2) ** 2, 64),
             nn.ReLU(),
-            nn.Linear(64, 10),
+            nn.Linear(64, DIGITS),
         )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -175,8 +204,13 @@ def images_task() -> Task:
     held_images = disturbed(held_images, Generator().manual_seed(0))
     held_labels = labels[held].repeat(HELD_OUT_COPIES)
 
-    def draw(generator: Generator, size: int) -> Batch:
-        chosen = torch.randint(len(train_images), (size,), generator=generator)
+    def draw(generator: Generator, size: int, part: Part | None = None, /) -> Batch:
+        count = len(train_images)
+        if part is None:
+            chosen = torch.randint(count, (size,), generator=generator)
+        else:
+            own = (train_labels * part.of // DIGITS == part.index).nonzero().flatten()
+            chosen = part.choose(generator, size, own, count)
         return disturbed(train_images[chosen], generator), train_labels[chosen]
 
     return Task(

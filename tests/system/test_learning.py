@@ -11,13 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.cluster import learning, lockstep, recipes
 from bench.cluster.gaps import comparisons, goal, report, results
 from bench.cluster.learning import ARMS, Selection, cells, main, parse_arguments, plan, selections
 from bench.cluster.lockstep import MERGING, measure
-from bench.cluster.runs import ALONE, PARALLEL, Cell, Outcome, Record, Run, append, line, read
-from bench.cluster.tasks import RATES, TASKS
+from bench.cluster.runs import (
+    ALONE,
+    APART,
+    PARALLEL,
+    Cell,
+    Outcome,
+    Record,
+    Run,
+    append,
+    line,
+    read,
+)
+from bench.cluster.tasks import ABSENT, RATES, TASKS, Part, images_task, text_task
 from mend_optim import Timing
 from tests.support.tasks import small_text
 
@@ -76,6 +90,7 @@ def test_every_arm_runs_and_all_are_reported(
     for run in [
         baseline(ALONE, 1),
         replace(baseline(PARALLEL, 2), small=2),
+        replace(baseline(APART, 2), skew=50),
         # Four fragments take a period of four steps, and weights differ where batches do.
         *(replace(TINY, arm=a, period=4, small=2) for a in MERGING),
     ]:
@@ -162,9 +177,9 @@ def test_data_parallel_takes_as_many_samples_of_slow_members_as_they_would(
 ) -> None:
     drawn, small = [], TASKS["text"]()
 
-    def draw(generator: Any, batch: int) -> Any:
+    def draw(generator: Any, batch: int, part: Part | None) -> Any:
         drawn.append(batch)
-        return small.draw(generator, batch)
+        return small.draw(generator, batch, part)
 
     monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
     measure(replace(baseline(PARALLEL, 3), batch=8, slow=4, steps=1))
@@ -175,9 +190,9 @@ def test_learners_may_differ_in_batches(monkeypatch: pytest.MonkeyPatch) -> None
     """A token is a sample, so they differ in weight, too. Data parallel takes all their samples."""
     drawn, small = [], TASKS["text"]()
 
-    def draw(generator: Any, batch: int) -> Any:
+    def draw(generator: Any, batch: int, part: Part | None) -> Any:
         drawn.append(batch)
-        return small.draw(generator, batch)
+        return small.draw(generator, batch, part)
 
     monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
     by_default = measure(replace(TINY, batch=8, small=4, steps=4))
@@ -189,6 +204,55 @@ def test_learners_may_differ_in_batches(monkeypatch: pytest.MonkeyPatch) -> None
     drawn.clear()
     measure(replace(baseline(PARALLEL, 3), batch=8, small=4, steps=1))
     assert drawn == [8, 2, 2]
+
+
+def test_learners_may_have_parts_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data parallel has all parts, and a model apart from the others has that of the first."""
+    drawn, small = [], TASKS["text"]()
+
+    def draw(generator: Any, batch: int, part: Part | None) -> Any:
+        drawn.append(part)
+        return small.draw(generator, batch, part)
+
+    def parts(run: Run) -> list[tuple[int, int, float]]:
+        drawn.clear()
+        measure(replace(run, skew=75, steps=1))
+        return sorted((part.index, part.of, part.share) for part in drawn)
+
+    monkeypatch.setitem(TASKS, "text", lambda: replace(small, draw=draw))
+    assert parts(TINY) == parts(baseline(PARALLEL, 2)) == [(0, 2, 0.75), (1, 2, 0.75)]
+    assert parts(baseline(APART, 2)) == [(0, 2, 0.75)]
+    words = "--tasks text --members 2 --skew 75 --cells 20:5 --seeds 0 --arms alone apart new"
+    chosen = selections(parse_arguments([*words.split(), PARALLEL]))[0]
+    runs = plan(chosen)
+    assert {run.arm for run in runs if not run.skew} == {ALONE}
+    told = report([Record(run=run, outcome=outcome(4.0, 3.0, 2.0, run.rate)) for run in runs])
+    assert "| H 20, τ 5, 75 % of the samples from parts of their own |" in told
+
+
+@given(of=st.integers(1, 5), share=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 99))
+def test_a_share_of_the_samples_is_of_the_part(of: int, share: float, seed: int) -> None:
+    parts = [torch.arange(100)[index * 20 : index * 20 + 20] for index in range(of)]
+    for index, own in enumerate(parts):
+        generator = torch.Generator().manual_seed(seed)
+        part = Part(index=index, of=of, share=share)
+        chosen = part.choose(generator, 400, own, 100)
+        inside = ((chosen >= own[0]) & (chosen <= own[-1])).float().mean().item()
+        assert chosen.min() >= 0
+        assert chosen.max() < 100
+        assert inside == pytest.approx(share + (1 - share) / 5, abs=0.15 if share < 1 else 0)
+
+
+def test_parts_of_the_text_are_disjoint_and_those_of_images_are_of_other_digits() -> None:
+    draws = torch.Generator().manual_seed(0)
+    whole = [Part(index=i, of=2, share=1.0) for i in range(2)]
+    (first, _), (second, _) = (text_task().draw(draws, 64, part) for part in whole)
+    assert not {tuple(x) for x in first.tolist()} & {tuple(x) for x in second.tolist()}
+    if reason := ABSENT["images"]():
+        pytest.skip(reason)
+    (_, low), (_, high) = (images_task().draw(draws, 64, part) for part in whole)
+    assert set(low.tolist()) == {0, 1, 2, 3, 4}
+    assert set(high.tolist()) == {5, 6, 7, 8, 9}
 
 
 def test_baselines_have_the_batches_of_their_cells() -> None:

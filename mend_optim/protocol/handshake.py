@@ -179,6 +179,22 @@ def _moved(here: Sequence[str], there: Sequence[str]) -> str:
     return ""
 
 
+def _model_remedy(*models: tuple[tuple[str, str], ...]) -> str:
+    """How to make two models agree that differ. One model may have been given to two optimizers in
+    part, or in another order, and then building it again changes nothing."""
+    here, there = (_listed(model, PARAMETER) for model in models)
+    if len(here) != len(there):
+        return "build the same model on both, and give both optimizers the same parameters"
+    if _moved(*([name for name, _ in listed] for listed in (here, there))):
+        return "let both go on from checkpoints of one run, or neither"
+    kinds, kinds_there = ([kind for _, kind in listed] for listed in (here, there))
+    if kinds != kinds_there and sorted(kinds) == sorted(kinds_there):
+        return (
+            "list the parameters in one order on both, or give both optimizers named_parameters()"
+        )
+    return "build the same model on both"
+
+
 def _order_difference(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
 ) -> str:
@@ -218,7 +234,7 @@ def refusal(mine: Hello, theirs: Hello) -> str:
     models = _without_extras(mine.model, theirs.model)
     difference = model_difference(*models)
     if difference:
-        return f"{difference}; build the same model on both"
+        return f"{difference}; {_model_remedy(*models)}"
     if order := _order_difference(mine.model, theirs.model):
         return f"{order}; give named_parameters() to the optimizers of both, or of none"
     difference = first_difference(_asked(mine, theirs), _asked(theirs, mine))

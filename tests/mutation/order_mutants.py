@@ -32,6 +32,20 @@ ORDER_MUTANTS = (
         HELLO,
     ),
     mutant(
+        "a-model-in-another-order-is-built-again",
+        SHAKE,
+        "    if kinds != kinds_there and sorted(kinds) == sorted(kinds_there):",
+        "    if False:",
+        HELLO,
+    ),
+    mutant(
+        "equal-parameters-are-in-another-order",
+        SHAKE,
+        "    if kinds != kinds_there and sorted(kinds) == sorted(kinds_there):",
+        "    if sorted(kinds) == sorted(kinds_there):",
+        of("unit/protocol/test_messages"),
+    ),
+    mutant(
         "any-weights-show-the-order",
         WRAPPED,
         "keeps = belong_to(saved.weights, layout, self.mergeable())",

@@ -33,6 +33,11 @@ def test_another_version_of_the_protocol_is_refused_before_all_else(version: int
     assert refusal(MINE, other).startswith(f"protocol version: here {PROTOCOL}, there {version};")
 
 
+#: The remedies where one model may have been given to two optimizers in two ways.
+MORE = "build the same model on both, and give both optimizers the same parameters"
+MOVED = "list the parameters in one order on both, or give both optimizers named_parameters()"
+
+
 def model(*names: str) -> Hello:
     """A learner whose parameters have these names, and one shape."""
     count = ("number of parameters", str(len(names)))
@@ -49,12 +54,38 @@ def test_other_names_of_equal_shapes_may_be_those_of_the_same_parameters(
 def test_the_same_names_in_another_order_are_refused() -> None:
     other = replace(model("a", "c", "b"), peer=THEIRS.peer)
     reason = refusal(model("a", "b", "c"), other)
-    assert reason == "parameter b: here number 2, there number 3; build the same model on both"
+    assert reason == (
+        "parameter b: here number 2, there number 3; let both go on from checkpoints of one run, or"
+        " neither"
+    )
 
 
 def test_more_of_the_same_names_are_refused_for_their_number() -> None:
     other = replace(model("a", "a", "b"), peer=THEIRS.peer)
-    assert refusal(model("a", "b"), other).startswith("number of parameters: here 2, there 3;")
+    assert refusal(model("a", "b"), other) == f"number of parameters: here 2, there 3; {MORE}"
+
+
+def of_kinds(*kinds: str) -> Hello:
+    """A learner whose parameters have no names, and these kinds."""
+    count = ("number of parameters", str(len(kinds)))
+    listed = [(f"parameter {place}", kind) for place, kind in enumerate(kinds)]
+    return replace(MINE, model=(count, *listed))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        (["[3]", "[4]", "[4]"], "number of parameters: here 2, there 3; " + MORE),
+        (["[4]", "[3]"], "parameter 0: here [3], there [4]; " + MOVED),
+        (["[3]", "[5]"], "parameter 1: here [4], there [5]; build the same model on both"),
+        (["[4]", "[4]"], "parameter 0: here [3], there [4]; build the same model on both"),
+    ],
+)
+def test_the_remedy_is_that_of_a_model_given_in_part_or_in_another_order(
+    theirs: list[str], reason: str
+) -> None:
+    other = replace(of_kinds(*theirs), peer=THEIRS.peer)
+    assert refusal(of_kinds("[3]", "[4]"), other) == reason
 
 
 def ordered(hello: Hello) -> Hello:

@@ -130,7 +130,8 @@ class Status:
             inner optimizer.
         position: `step`, plus the steps that the cluster had behind it when this learner took its
             weights. Your learning rate schedule and your data should be there.
-        cluster_step: the position of the learner that is farthest on.
+        cluster_step: the position of the learner that is farthest on, of this one and those on the
+            roster.
         cluster_tokens: tokens in the fullest anchor that this learner has heard of.
         sync_every: the present period of the run, in inner steps; 0 without peers.
         refused: what was refused of peers, by peer and reason, with how often; the peer is "" for
@@ -202,7 +203,7 @@ class Status:
             "trained": f"{self.step:,} steps, {self.tokens:,} tokens: "
             f"{self.unmerged_tokens:,} unmerged, {self.dropped_tokens:,} dropped, "
             f"{self.superseded_tokens:,} superseded",
-            "position": f"{self.position:,}, the farthest learner's is {self.cluster_step:,}",
+            "position": _position_text(self),
             "anchor": _anchor_text(self.fragments),
             "rounds": _rounds_text(self),
             "peers": _peers_text(self.roster),
@@ -233,7 +234,16 @@ def _where_it_stands(status: Status) -> str:
         return f"has ended, and {status.unmerged_tokens:,} of its tokens are in no anchor"
     if status.ended:
         return _ENDS[status.ended]
-    return "has joined" if status.joined else "has not joined yet"
+    if not status.joined:
+        return "has not joined yet"
+    return "has joined" if status.roster else "trains alone: nobody else is here"
+
+
+def _position_text(status: Status) -> str:
+    if status.ended:
+        # The others leave one by one as they end, so the roster tells no more how far they came.
+        return f"{status.position:,}"
+    return f"{status.position:,}, the farthest learner's is {status.cluster_step:,}"
 
 
 def _anchor_text(fragments: Sequence[FragmentStatus]) -> str:
@@ -248,7 +258,7 @@ def _anchor_text(fragments: Sequence[FragmentStatus]) -> str:
 def _rounds_text(status: Status) -> str:
     text = f"{status.rounds_adopted:,} adopted"
     if status.sync_every:
-        text += f", one every {_steps(status.sync_every)}"
+        text += f", one is due every {_steps(status.sync_every)}"
     if status.latency:
         text += f", each takes {_steps(status.latency)}"
     if status.outsized_offers:

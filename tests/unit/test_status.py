@@ -61,7 +61,7 @@ a has joined
   trained   1,500 steps, 96,000 tokens: 16 unmerged, 0 dropped, 0 superseded
   position  1,500, the farthest learner's is 1,510
   anchor    version 12, 123,456 tokens, digest 5eedfeed
-  rounds    12 adopted, one every 8 steps, each takes 3 steps; the last merged a, b
+  rounds    12 adopted, one is due every 8 steps, each takes 3 steps; the last merged a, b
   peers     b alive, c suspected, d alive, 2.5 times slower
   security  none: plaintext, within this machine
   traffic   1.2 MB sent, 7.7 MB received
@@ -70,7 +70,20 @@ a has joined
 
 def test_a_status_names_the_unit_of_rounds() -> None:
     shortest = str(replace(STATUS, sync_every=1, latency=1))
-    assert "one every 1 step, each takes 1 step; the last" in shortest
+    assert "one is due every 1 step, each takes 1 step; the last" in shortest
+
+
+def test_a_learner_with_an_empty_roster_trains_alone() -> None:
+    """It may have been refused by all that it dials, or they have left."""
+    alone = replace(STATUS, roster=())
+    assert str(alone).splitlines()[0] == "a trains alone: nobody else is here"
+    assert str(replace(alone, joined=False)).splitlines()[0] == "a has not joined yet"
+
+
+@pytest.mark.parametrize("ended", ["agreed", "left"])
+def test_a_learner_that_has_ended_tells_no_farthest_learner(ended: str) -> None:
+    """Its roster has lost those that ended before it."""
+    assert "  position  1,500\n" in str(replace(STATUS, ended=ended))
 
 
 def test_a_status_prints_as_lines_for_people() -> None:
@@ -148,7 +161,7 @@ def test_a_learner_before_it_joins_and_one_without_peers() -> None:
     assert str(waiting).startswith("a has not joined yet\n")
     assert "  anchor    none\n" in str(waiting)
     assert "  peers     none\n" in str(waiting)
-    assert "  rounds    12 adopted, one every 8 steps\n" in str(waiting)
+    assert "  rounds    12 adopted, one is due every 8 steps\n" in str(waiting)
     assert str(Status(name="a", address="", step=0, tokens=0)).startswith("a has no peers\n")
 
 

@@ -41,8 +41,8 @@ TRIAL = 4
 LATE = 20
 LATE_TEXT = (
     "rounds take {} inner steps, in a period of {}: the later an anchor comes, the less learners "
-    "gain from one another; a larger batch per step, a codec such as 'int8', or fewer and faster "
-    "links between learners make rounds shorter"
+    "gain from one another; a larger batch per step, a codec such as 'int8', fewer and faster links"
+    " between learners, or a smaller batch where a step takes much longer make rounds shorter"
 )
 
 

@@ -153,6 +153,21 @@ def test_it_goes_on_after_a_timeout() -> None:
         assert found[0].tokens == {"a": 9, "b": 9}
 
 
+def test_scripts_that_end_two_runs_in_two_orders_end_them_by_turns() -> None:
+    def end(*optimizers: MendOptimizer) -> None:
+        while not all(optimizer.status().ended for optimizer in optimizers):
+            for optimizer in optimizers:
+                optimizer.finish(timeout=0.1)
+
+    pairs = cluster(noisy(1.0), noisy(1.0), **FREE), cluster(noisy(1.0), noisy(1.0), **FREE)
+    with pairs[0] as (a, b), pairs[1] as (c, d):
+        together(*(partial(train, each, 4, seed) for seed, each in enumerate((a, b, c, d))))
+        together(lambda: end(a, c), lambda: end(d, b))
+        for one, other in ((a, b), (c, d)):
+            assert one.finish().digest == other.finish().digest != ""
+            assert same(parameters(one), parameters(other))
+
+
 def test_the_last_learner_keeps_what_nobody_else_merges() -> None:
     with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
         together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))

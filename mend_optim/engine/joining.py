@@ -40,6 +40,11 @@ UNSHOWN = (
     ", alone: no weights have come from {}; it trains with them once they come; if they begin "
     "later, or the network is slow, pass a greater timing.join_timeout_s"
 )
+UNSENT = (
+    ", alone: the weights of {} have not come in time: training may pause there, or the link be "
+    "slow; this learner trains its own, and the model with fewer tokens is given up once both "
+    "train; pass a greater timing.round_timeout_s"
+)
 #: Beats in which a learner hears that its earlier process was evicted: it asks every other beat.
 PROMPT_BEATS = 4
 
@@ -188,8 +193,9 @@ class Joining:
             return False
         is_met = any(beat.genesis == state.genesis for beat in beats)
         state.change(Change.JOINED if is_met else Change.JOINED_ALONE)
+        unsent = [] if is_met else sorted(b.peer.name for b in beats if self._is_outdone(b))
         self._first_shown.clear()
-        self._tell_joined(anybody=any(beat.genesis for beat in beats))
+        self._tell_joined(any(beat.genesis for beat in beats), unsent)
         return True
 
     def _excuse_stops(self, now: float) -> None:
@@ -253,7 +259,8 @@ class Joining:
         agreed = all(beat.training or beat.genesis in (b"", state.genesis) for beat in beats)
         return found and agreed
 
-    def _tell_joined(self, anybody: bool) -> None:
+    def _tell_joined(self, anybody: bool, unsent: Sequence[str]) -> None:
+        """Tell that it has joined; `unsent`: peers of a greater model that it has not got."""
         state, seeds = self.state, self.state.seeds
         sought = seeds.sought()
         step = state.catch_up_position(max(self._met_at.values(), default=0))
@@ -272,6 +279,8 @@ class Joining:
             text += "; peers has no address but this learner's own"
         if not anybody and self.waiting.causes():
             text += UNSHOWN.format(self.waiting.what())
+        if unsent:
+            text += UNSENT.format(", ".join(unsent))
         state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))
 
 

@@ -18,6 +18,13 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = PA
 
 PARTING_MUTANTS = (
     mutant(
+        "weights-that-never-came-are-not-told",
+        JOINING,
+        "        unsent = [] if is_met else sorted(",
+        "        unsent = [] if beats else sorted(",
+        of("virtual/test_long_ways", "never_gets_the_weights"),
+    ),
+    mutant(
         "a-branch-is-taken-over-in-silence",
         OTHERS,
         "        self._told_at = now\n",

@@ -113,6 +113,23 @@ def test_a_newcomer_whose_way_outlasts_its_patience_is_told_the_remedy() -> None
     assert len({learner.engine.state.genesis for learner in cluster.learners.values()}) == 1
 
 
+def test_a_newcomer_that_never_gets_the_weights_of_a_lone_learner_is_told_so() -> None:
+    """The other one pauses: its weights are the anchor, and it copies them at its next step."""
+    cluster = LongWay(2, 0, 0.1)
+    cluster.run(100)
+    cluster.kill(cluster.learners["learner-1"])
+    cluster.run(100)
+    cluster.joined.clear()
+    cluster.pause("learner-0", 200)
+    cluster.start("learner-1")
+    cluster.run(150)
+    (text,) = cluster.joined
+    assert ", alone: the weights of learner-0 have not come in time: training may pause" in text
+    cluster.run(150)
+    assert cluster.seen["switched"] == 1
+    assert len({learner.engine.state.genesis for learner in cluster.learners.values()}) == 1
+
+
 @pytest.mark.parametrize("more_s", [0.0, 12.0])
 def test_each_learner_says_once_that_beats_come_too_late(more_s: float) -> None:
     """A way that is only long makes no peer silent. One whose length changes does, as do cores that

@@ -7,12 +7,14 @@ on, and one of the two has trained for nothing."""
 from __future__ import annotations
 
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.seal_checks import SPREAD
+from mend_optim.engine.policies import FACTORS
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.messages import Beat
 
 #: Steps after which a learner's tokens per step are compared.
 FEWEST_STEPS = 10
+#: A step of one learner may weigh so many times as much as one of another: machines differ.
+MOST = 1000
 UNEVEN = (
     "{} counts {:.4g} tokens per step, and this learner {:.4g}: work is weighed by its tokens, so "
     "that of one of the two counts for next to nothing; call count_tokens() on all learners or on "
@@ -21,8 +23,8 @@ UNEVEN = (
 
 
 class TokenRates:
-    """Tells the user of a peer whose tokens per step are more than `SPREAD` times, or less than a
-    `SPREAD`-th of, this learner's."""
+    """Tells the user of a peer whose step weighs more than `MOST` times as much as one of this
+    learner, or less than a `MOST`-th. By tokens and batch, that is 100 times as many tokens."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
@@ -34,9 +36,11 @@ class TokenRates:
         """At every beat: compare the tokens that the peers have told."""
         state = self.state
         own = _rate(state.totals.tokens, state.totals.step)
-        if not own or state.policies.weighting == "uniform":
+        factor = FACTORS.get(state.policies.weighting)
+        if not own or factor is None:
             return
-        uneven = [beat for beat in state.live_beats() if _ratio(own, _rate_of(beat)) > SPREAD]
+        ratios = ((beat, _ratio(own, _rate_of(beat))) for beat in state.live_beats())
+        uneven = [beat for beat, ratio in ratios if ratio * factor(ratio) > MOST]
         if uneven and not self._is_told:
             most = max(uneven, key=lambda beat: (_ratio(own, _rate_of(beat)), beat.peer))
             self._tell(most, own)

@@ -69,6 +69,16 @@ def test_where_tokens_do_not_weigh_it_does_not_matter() -> None:
     assert told(trained(1, "throughput"), {PEERS[0]: 2000})
 
 
+@pytest.mark.parametrize(
+    ("weighting", "most"), [("tokens", 1000), ("tokens_and_batch", 100), ("throughput", 31)]
+)
+def test_what_a_step_weighs_is_news(weighting: str, most: int) -> None:
+    assert told(trained(1, weighting), {PEERS[0]: most}) == []
+    assert told(trained(1, weighting), {PEERS[0]: most + 1})
+    assert told(trained(most, weighting), {PEERS[0]: 1}) == []
+    assert told(trained(most + 1, weighting), {PEERS[0]: 1})
+
+
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_both_tell_or_none_does(one: int, other: int) -> None:
     pair = told(trained(one), {PEERS[0]: other}), told(trained(other), {PEERS[0]: one})

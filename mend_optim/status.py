@@ -262,7 +262,7 @@ def _rounds_text(status: Status) -> str:
     if status.latency:
         text += f", each takes {_steps(status.latency)}"
     if status.outsized_offers:
-        text += f"; {status.outsized_offers:,} offers were outsized"
+        text += f"; outsized offers: {status.outsized_offers:,}"
     last = next((record for record in reversed(status.rounds) if record.members), None)
     if last:
         text += f"; the last merged {', '.join(member.name for member in last.members)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -127,8 +128,10 @@ def _mark(gpu: torch.device) -> torch.cuda.Event:
 
 
 def _is_gross(some: Sequence[float], others: Sequence[float]) -> bool:
-    largest = max(map(abs, [*some, *others]))
-    return any(abs(a - b) > GROSS * largest for a, b in zip(some, others, strict=True))
+    known = [abs(value) for value in (*some, *others) if math.isfinite(value)]
+    near = GROSS * max(known, default=0.0)
+    pairs = zip(some, others, strict=True)
+    return not all(abs(a - b) <= near or a == b or (a != a and b != b) for a, b in pairs)
 
 
 def _differ(piece: Piece, first: int, rank: int) -> UsageError:

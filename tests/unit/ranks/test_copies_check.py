@@ -57,6 +57,17 @@ def test_rounding_is_no_difference_later_on() -> None:
     sample({"w": weights}, {"w": weights * (1 + 1e-4)})
 
 
+@pytest.mark.parametrize("ruined", [torch.nan, torch.inf])
+def test_what_is_ruined_on_one_rank_alone_is_no_rounding(ruined: float) -> None:
+    whole, broken, other = torch.ones(8), torch.ones(8), torch.ones(8)
+    broken[3] = other[3] = ruined
+    sample({"w": broken}, {"w": other})
+    other[3] = -torch.inf
+    for pair in [(whole, broken), (broken, whole), (broken, other)]:
+        with pytest.raises(UsageError, match="ranks 0 and 1"):
+            sample(*({"w": each} for each in pair))
+
+
 def test_what_began_as_zeros_is_found_out_later() -> None:
     zeros = torch.zeros(100)
     compare({"w": zeros}, {"w": zeros.clone()})

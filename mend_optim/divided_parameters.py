@@ -3,6 +3,8 @@ the whole tensors, which all learners of the model have in common."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from mend_optim.errors import UsageError
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_shapeless
 from mend_optim.model.saved_order import OTHER_ORDER, is_by_name, told_names
-from mend_optim.protocol.handshake import are_positions
+from mend_optim.protocol.handshake import are_positions, name_order, plain_name
 from mend_optim.ranks.copies_check import CopiesCheck
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.pieces import Division, Held, Piece, decode_held, encode_held
@@ -29,6 +31,11 @@ SHAPELESS = (
     "parameter {name} must have values before a learner of several ranks is made, got none yet; "
     "run a batch through lazy modules, or materialize the model, before you wrap its optimizer"
 )
+
+
+#: DDP puts this before all names. Other learners, and other ranks, may have the bare model. But a
+#: model may also have a part of that name: the order of its names must stay as it is elsewhere.
+WRAPPER = "module."
 
 
 class DividedParameters(WrappedParameters):
@@ -54,6 +61,8 @@ class DividedParameters(WrappedParameters):
         #: Compares what several ranks have; None before they met.
         self.copies: CopiesCheck | None = None
         self._shapes: list[torch.Size] = []
+        # The part of each name that a wrapper around the whole model has put before it.
+        self._prefix = ""
         self._whole: Layout | None = None
 
     def named(self) -> dict[str, Tensor]:
@@ -61,12 +70,12 @@ class DividedParameters(WrappedParameters):
         name the first: `Division` refuses them."""
         named: dict[str, Tensor] = {}
         for name, tensor in self._known():
-            named.setdefault(name, tensor)
+            named.setdefault(name.removeprefix(self._prefix), tensor)
         return named
 
     def _known(self) -> list[tuple[str, Tensor]]:
         ordered = self._ordered(self.named_groups(), self.wrapped_groups, self.by_name)
-        return [(name.replace("_orig_mod.", "").removeprefix("module."), t) for name, t in ordered]
+        return [(plain_name(name), tensor) for name, tensor in ordered]
 
     def _known_as_listed(self) -> bool:
         """Whether the optimizer lists its tensors in that order, too."""
@@ -77,10 +86,17 @@ class DividedParameters(WrappedParameters):
         """Agree with the other ranks which of them has which elements, and lay out the whole
         tensors. Raises `UsageError`, alike on all ranks but for what is wrong with this rank's
         own tensors."""
-        pieces = tuple(piece_of(name, t, split_of(shards, name, t)) for name, t in self._known())
+        known = self._known()
+        own = WRAPPER if all(name.startswith(WRAPPER) for name, _ in known) else ""
+        pieces = tuple(
+            piece_of(name, t, split_of(shards, name.removeprefix(own), t)) for name, t in known
+        )
         told = crew.tell(Call.CONSTRUCTOR, 0, encode_held(Held(pieces, self._known_as_listed())))
         held = [decode_held(each.rstrip(b"\0")) for each in told]
-        division = Division([each.pieces for each in held], all(each.as_listed for each in held))
+        is_wrapped = all(piece.name.startswith(WRAPPER) for each in held for piece in each.pieces)
+        self._prefix = WRAPPER if is_wrapped else ""
+        unwrapped = [[_without(self._prefix, piece) for piece in each.pieces] for each in held]
+        division = Division(unwrapped, all(each.as_listed for each in held))
         self.copies = CopiesCheck(division, rank, self.named())
         self.copies.refuse_unequal(crew.tell(Call.CONSTRUCTOR, 0, self.copies.digests()))
         self._whole = _whole_layout(division, self.count)
@@ -112,7 +128,10 @@ class DividedParameters(WrappedParameters):
         other = (are_positions(told) and not own_listed) or (
             are_positions(layout.names) and not saved_listed
         )
-        if other:
+        # Earlier versions took such a part's name for a wrapper's, and ordered by the rest.
+        bare = [name.removeprefix(WRAPPER) for name in layout.names]
+        former = [bare[i] for i in name_order(bare)]
+        if other or (told == former and former != bare):
             raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
 
     def check(self) -> None:
@@ -129,6 +148,10 @@ class DividedParameters(WrappedParameters):
     def sketches(self, own: list[Tensor] | None = None) -> str:
         """The `sketches` of the whole tensors; the lead asks the other ranks for their parts."""
         return self.shared.sketches() if self.shared else ""
+
+
+def _without(prefix: str, piece: Piece) -> Piece:
+    return replace(piece, name=piece.name.removeprefix(prefix))
 
 
 def _is_same(now: Tensor, then: Tensor) -> bool:

@@ -13,6 +13,8 @@ from mend_optim.divided_parameters import DividedParameters
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.protocol.handshake import BY_NAME
 from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.pieces import Held, encode_held
+from mend_optim.ranks.shards import Shards, piece_of
 from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import WrappedParameters
 from tests.support.older_torch import needs_names
@@ -27,12 +29,22 @@ class Solitary:
         return [data]
 
 
-def divided(*names: str) -> DividedParameters:
+class Pair:
+    """A crew of two, of which the other rank has one parameter of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.other = Held((piece_of(name, torch.zeros(2)),))
+
+    def tell(self, call: object, step: int, data: bytes) -> list[bytes]:
+        return [data, encode_held(self.other) if data.startswith(b"[[[") else b""]
+
+
+def divided(*names: str, crew: object = Solitary(), shards: Shards = None) -> DividedParameters:
     """Parameters of one shape with these names, as the optimizer lists them; without names, two."""
     tensors = [nn.Parameter(torch.full((2,), float(i))) for i in range(len(names) or 2)]
     listed: Any = list(zip(names, tensors, strict=True)) if names else tensors
     made = DividedParameters(WrappedParameters(SGD(listed, lr=0.1), FragmentCount(told=1), 1))
-    made.divide(cast(Crew, Solitary()), 0, None)
+    made.divide(cast(Crew, crew), 0, shards)
     made.lay_out()
     return made
 
@@ -62,6 +74,40 @@ def test_ranks_without_names_take_no_checkpoint_whose_order_is_by_name_alone() -
     refuse(divided("b", "a"), {"model": [*listed, list(BY_NAME)]})
     with pytest.raises(OtherModelError, match=r"got \['a', 'b'\] first, here \['0', '1'\]"):
         refuse(divided(), {"model": [*listed, list(BY_NAME)]})
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "known"),
+    [
+        (("module.b", "module.a"), "module.c", ("a", "b", "c")),
+        (("module.a", "b"), "module.c", ("b", "module.a", "module.c")),
+        (("module.a", "module.b"), "c", ("c", "module.a", "module.b")),
+    ],
+)
+def test_only_a_wrapper_around_the_whole_model_leaves_no_trace_in_the_names(
+    names: tuple[str, ...], other: str, known: tuple[str, ...]
+) -> None:
+    """A learner of one process has the bare model, and orders its parameters by these names."""
+    assert divided(*names, crew=Pair(other)).layout().names == known
+
+
+def test_a_split_is_found_by_the_name_without_the_wrapper() -> None:
+    asked: list[str] = []
+    for names in [("module.a", "module.b"), ("module.c", "d")]:
+        divided(*names, shards=lambda name, tensor: asked.append(name))
+    assert asked == ["a", "b", "d", "module.c"]
+
+
+def test_a_checkpoint_of_earlier_names_in_another_order_is_refused() -> None:
+    """They had lost the name of a part, which a wrapper might have had."""
+    refuse(divided("module.a", "module.b"), {"model": listed("a", "b")})
+    refuse(divided("module.n", "b"), {"model": listed("b", "n")})
+    with pytest.raises(OtherModelError, match=r"got \['o', 'z'\] first, here \['module.z', 'o'\]"):
+        refuse(divided("module.z", "o"), {"model": listed("o", "z")})
+
+
+def listed(*names: str) -> list[list[str]]:
+    return [[f"parameter {name}", "[2]"] for name in names]
 
 
 def refuse(parameters: DividedParameters, saved: dict[str, Any]) -> None:

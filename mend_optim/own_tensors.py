@@ -326,7 +326,8 @@ class OwnTensors:
         try:
             yield
         finally:
-            with Uninterrupted(), torch.no_grad():
+            # No tensor that is divided could be written to in inference mode.
+            with Uninterrupted(), torch.inference_mode(False), torch.no_grad():
                 for parameter, value in zip(self._parameters, own, strict=True):
                     parameter.copy_(value)
                 for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):

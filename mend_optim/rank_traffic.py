@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mend_optim.errors import UsageError
 from mend_optim.model.graph_capture import beside_captures
+from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
 from mend_optim.ranks.copies_check import NONE, CopiesCheck, said
@@ -172,6 +173,7 @@ class RankTraffic:
             if table.comes:
                 self._expect(table.comes, learner is not None)
 
+    @in_plain_mode
     def _add(self, ready: Sequence[Arrived], step: int, learner: Learner | None) -> None:
         """Add the corrections that all ranks have and that are due."""
         if not ready:
@@ -183,6 +185,7 @@ class RankTraffic:
                 if learner is not None:
                     held_copies.adopted(learner, self._sent.pop(arrived.number).correction.fragment)
 
+    @in_plain_mode
     def _copy(self, p: int, moments: Sequence[str], step: int, leads: bool) -> None:
         """Copy this rank's part, which the courier takes to the lead."""
         names = self._carrier.names(p)

@@ -21,7 +21,7 @@ from mend_optim.model.copies import Ready, narrow, sketches
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.own_tensors import OwnTensors
-from mend_optim.ranks.carrier import Carrier
+from mend_optim.ranks.carrier import Carrier, memory
 from mend_optim.ranks.copies_check import CopiesCheck, said
 from mend_optim.ranks.courier import Courier, Errand
 from mend_optim.ranks.crew import Crew
@@ -119,7 +119,7 @@ class RankDeeds:
             except BaseException as error:
                 # The other couriers are in the transfer already: this one takes part in it.
                 fault = error
-                flat = torch.zeros(self._carrier.own[p].numel)
+                flat = memory(self._carrier.own[p].numel).zero_()
         ready = self._own.ready()
 
         def carry() -> None:
@@ -149,7 +149,7 @@ class RankDeeds:
 
     def _rounded_off(self, p: int) -> Tensor:
         lost = self._own.rounded_off(p)
-        return torch.zeros(self._carrier.own[p].numel) if lost is None else lost
+        return memory(self._carrier.own[p].numel).zero_() if lost is None else lost
 
     def _read(self, p: int, name: str, steps: int, out: Tensor | None) -> list[list[int]]:
         """Copy a moment. Returns, for each rank, how many updates each of its tensors has seen."""
@@ -364,7 +364,7 @@ def own_part(carrier: Carrier, order: Order, values: Sequence[Tensor]) -> Correc
         MomentCorrection(name, flat, tuple(updates[i] for i in places), newcomer)
         for (name, updates, newcomer), flat in zip(told, taken[weights:], strict=True)
     )
-    flat = taken[0] if weights else torch.empty(0)
+    flat = taken[0] if weights else memory(0)
     return Correction(p, flat, facts["replace"], moments, facts["resets"])
 
 

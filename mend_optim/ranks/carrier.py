@@ -73,17 +73,17 @@ class Carrier:
         """
         rank = self._group.rank
         sent = self._sent[rank][p]
-        part = torch.empty(0) if own is None else self._held[rank][p].excerpt(own, sent)
+        part = memory(0) if own is None else self._held[rank][p].excerpt(own, sent)
         to, of = self._nothing(), self._nothing()
         if out is None:
             to[0] = len(part)
-            self._group.transfer(part, to, torch.empty(0), of)
+            self._group.transfer(part, to, memory(0), of)
             return
         # The lead's own part does not travel.
         sent.put(part, out)
         of[1:] = [parts[p].numel for parts in self._sent[1:]]
-        taken = torch.empty(sum(of))
-        self._group.transfer(torch.empty(0), to, taken, of)
+        taken = memory(sum(of))
+        self._group.transfer(memory(0), to, taken, of)
         for parts, theirs in zip(self._sent[1:], _cut(taken, of[1:]), strict=True):
             parts[p].put(theirs, out)
 
@@ -99,14 +99,14 @@ class Carrier:
             On the lead, those of each rank, none of one that sends nothing; elsewhere nothing.
         """
         rank, to, of = self._group.rank, self._nothing(), self._nothing()
-        given = torch.tensor(own if self.sends(p) else [], dtype=torch.int64)
+        given = torch.tensor(own if self.sends(p) else [], dtype=torch.int64, device="cpu")
         if rank:
             to[0] = len(given)
             self._group.transfer(given, to, given[:0], of)
             return []
         pairs = zip(self._held[1:], self._sent[1:], strict=True)
         of[1:] = [len(held[p].pieces) if sent[p].numel else 0 for held, sent in pairs]
-        taken = torch.empty(sum(of), dtype=torch.int64)
+        taken = torch.empty(sum(of), dtype=torch.int64, device="cpu")
         self._group.transfer(given[:0], to, taken, of)
         return [given.tolist(), *(theirs.tolist() for theirs in _cut(taken, of[1:]))]
 
@@ -134,17 +134,17 @@ class Carrier:
         Returns:
             This rank's part, flat.
         """
-        own = torch.empty(self.own[p].numel)
+        own = memory(self.own[p].numel)
         to, of = self._nothing(), self._nothing()
         if values is None:
             of[0] = len(own)
-            self._group.transfer(torch.empty(0), to, own, of)
+            self._group.transfer(memory(0), to, own, of)
             return own
         to[1:] = [parts[p].numel for parts in self._held[1:]]
-        given = torch.empty(sum(to))
+        given = memory(sum(to))
         for parts, theirs in zip(self._held[1:], _cut(given, to[1:]), strict=True):
             parts[p].take(values, theirs)
-        self._group.transfer(given, to, torch.empty(0), of)
+        self._group.transfer(given, to, memory(0), of)
         self.own[p].take(values, own)
         return own
 
@@ -154,6 +154,12 @@ class Carrier:
 
     def _nothing(self) -> list[int]:
         return [0] * self._group.size
+
+
+def memory(numel: int) -> Tensor:
+    """A flat tensor for parts of copies and corrections. They are float32 on all ranks, whatever
+    default a script sets: the default dtype holds for all threads."""
+    return torch.empty(numel, dtype=torch.float32, device="cpu")
 
 
 def _cut(flat: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:

@@ -53,8 +53,8 @@ class _Rows:
     """Memory for a table. To make tensors anew at every step would take a third of its time."""
 
     def __init__(self, size: int) -> None:
-        self.own = torch.zeros(WIDTH, dtype=torch.int64)
-        self.all = torch.zeros(size * WIDTH, dtype=torch.int64)
+        self.own = torch.zeros(WIDTH, dtype=torch.int64, device="cpu")
+        self.all = torch.zeros(size * WIDTH, dtype=torch.int64, device="cpu")
         self.view_of_own = self.own.numpy()
         self.view_of_all = self.all.numpy().reshape(size, WIDTH)
 
@@ -178,10 +178,10 @@ class Group:
         return self._told(self._tensors, data, nbytes)
 
     def _told(self, group: Any, data: bytes, nbytes: int) -> list[bytes]:
-        own = torch.zeros(nbytes, dtype=torch.uint8)
+        own = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = torch.empty(self.size * nbytes, dtype=torch.uint8)
+        rows = torch.empty(self.size * nbytes, dtype=torch.uint8, device="cpu")
         with self._use.watching():
             _finished(_begun(_gathered, rows, own, group))
         return [row.numpy().tobytes() for row in rows.view(self.size, nbytes)]

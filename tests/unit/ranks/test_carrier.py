@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
@@ -97,6 +98,35 @@ def test_what_ranks_have_comes_together_and_goes_back(model: Model) -> None:
         0 if rank == 0 else sum(piece.numel for piece in division.sent_by(rank))
         for rank in range(division.ranks)
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_default_dtype_of_a_script_rounds_nothing(dtype: torch.dtype) -> None:
+    """It holds for the couriers' threads, too. Ranks may have two."""
+    values = torch.randn(6, generator=torch.Generator().manual_seed(0))
+    halves = [Piece("w", (6,), "torch.float32", (((at, at + 3),),)) for at in (0, 3)]
+    layout = Layout(["w"], [values], 1)
+    ranks = Ranks(2)
+
+    def play(number: int) -> tuple[Tensor, Tensor | None]:
+        carrier = Carrier(
+            Rank(ranks, number), Division([[half] for half in halves]), layout.fragments
+        )
+        own = carrier.spread(0, None if number else values)
+        out = None if number else torch.empty(6, dtype=torch.float32)
+        carrier.collect(0, own, out)
+        return own, out
+
+    torch.set_default_dtype(dtype)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            (first, out), (second, _) = pool.map(play, range(2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert first.dtype == second.dtype == torch.float32
+    assert out is not None
+    assert torch.equal(torch.cat([first, second]), values)
+    assert torch.equal(out, values)
 
 
 @given(models())

@@ -7,22 +7,26 @@ anything else, all meet at the end of that step, and do what the lead orders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from mend_optim.divided_parameters import DividedParameters
 from mend_optim.errors import ClosedError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.handover import Handover
 from mend_optim.misplaced_calls import refuse_called_back
+from mend_optim.model.checkpoint_step import is_for_checkpoint
 from mend_optim.model.inner_rate import inner_rate
+from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.model.token_count import (
     any_gradient,
-    may_be_phantom,
-    only_makes_state,
+    is_phantom,
     uses_old,
 )
 from mend_optim.own_tensors import OwnTensors
@@ -69,6 +73,8 @@ class RankRun(TrainingRun):
         self.keeps_learner = self._crew.is_lead
         # Whether the learner has joined.
         self._has_begun = False
+        # Whether a step was counted.
+        self._has_stepped = False
         # Whether all ranks have ended in `finish()`: they can meet as long as their processes live.
         self._has_ended = False
         # The last words of a step, if nobody has followed them yet.
@@ -78,6 +84,7 @@ class RankRun(TrainingRun):
         # The ranks have met. Nothing below this asks who they are.
         super().__init__(settings.of_ranks(self._group.members), self._divided)
 
+    @in_plain_mode
     def _start(self) -> None:
         """Agree which rank has what, and start the learner on the lead. Raises `UsageError`."""
         try:
@@ -149,6 +156,7 @@ class RankRun(TrainingRun):
             self._courier.await_idle(CLOSE_S)
         return result
 
+    @in_plain_mode
     def _meet(self, call: Call, body: Callable[[], T]) -> T | Any:
         """As `_together`, once all ranks have said that they are here."""
         self._told = None
@@ -158,8 +166,7 @@ class RankRun(TrainingRun):
 
     def take_step(self, *args: Any, **kwargs: Any) -> Any:
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
-        may_be = not self._meetings.closed and may_be_phantom(self.inner, *args, **kwargs)
-        if may_be and not self._any_rank(not only_makes_state(self.model.tensors())):
+        if _only_makes_state(self, is_phantom(self.inner, *args, **kwargs)):
             self.unseen.stepped()
             return self.inner.step()
         assert self._uncompiled is not None
@@ -200,6 +207,7 @@ class RankRun(TrainingRun):
     def _stepped(self, seconds: float | None) -> None:
         """Count the step once the words of all ranks are known: at once if they meet, else at the
         end of the next."""
+        self._has_stepped = True
         counted = self._count.is_counted
         tokens = self._count.take(0 if counted else self.settings.tokens_per_step or 1)
         rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
@@ -262,6 +270,7 @@ class RankRun(TrainingRun):
         if self._has_begun:
             return False
         replaced = self._together(Call.JOIN, lambda: self.join_to_train()[1])
+        _check_frozen(self)
         self._has_begun = True
         return bool(replaced)
 
@@ -322,18 +331,14 @@ class RankRun(TrainingRun):
             if not self._has_begun:
                 yield
                 return
-            own = [tensor.detach().clone() for tensor in self.model.merged]
+            own = _copies_of(self.model.merged)
             with self._own.keeping(own):
-                self._together(Call.GLOBAL_WEIGHTS, self._show_anchors)
+                self._together(Call.GLOBAL_WEIGHTS, lambda: _show_anchors(self))
                 self._deeds.replaced = own
                 yield
         finally:
             self._is_swapped = False
             self._deeds.replaced = None
-
-    def _show_anchors(self) -> None:
-        if self.learner and self.handover and not self.learner.is_alone():
-            self.handover.show_anchors()
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Raise `UsageError`."""
@@ -399,3 +404,34 @@ class RankRun(TrainingRun):
         self._crew.leave(self.history.step)
         # If the ranks have parted, a transfer of this one's may wait for others for long.
         self._courier.end(0.0 if self.is_broken_off else CLOSE_S)
+
+
+def _only_makes_state(run: RankRun, seems_so: bool) -> bool:
+    """Whether the coming step only creates the inner optimizer's first state, as it may seem to
+    this rank.
+
+    Other ranks may have other learning rates and gradients. So all are asked, but not once they
+    have trained: then only a checkpoint takes such a step."""
+    if seems_so and (run._meetings.closed or is_for_checkpoint()):
+        return True
+    if run._meetings.closed or run._has_stepped or torch.compiler.is_compiling():
+        return False
+    return not run._any_rank(not seems_so)
+
+
+@in_plain_mode
+def _copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def _show_anchors(run: RankRun) -> None:
+    if run.learner and run.handover and not run.learner.is_alone():
+        run.handover.show_anchors()
+
+
+def _check_frozen(run: RankRun) -> None:
+    """Raise `UsageError` if a frozen parameter of this rank could never be merged. The lead has
+    looked at its own as it joined."""
+    if not run._crew.is_lead and not run._meetings.closed:
+        with run._crew.telling_of_faults(Call.JOIN, run.history.step):
+            run.model.check_frozen()

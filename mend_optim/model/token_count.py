@@ -121,18 +121,13 @@ def is_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
 
     torch.distributed.checkpoint takes such a step, with `lr=0` and gradients of zero, with every
     optimizer that has no state yet."""
-    if not may_be_phantom(inner, *args, **kwargs):
-        return False
-    return only_makes_state([p for group in inner.param_groups for p in group["params"]])
-
-
-def may_be_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
-    """Whether the coming step is a phantom if its gradients only make a state."""
     # The compiler cannot follow a look at all gradients, and a phantom is not compiled.
     if args or kwargs or torch.compiler.is_compiling():
         return False
     rates = [group.get("lr") for group in inner.param_groups]
-    return not inner.state and not any(rate is None or bool(rate != 0) for rate in rates)
+    if inner.state or any(rate is None or bool(rate != 0) for rate in rates):
+        return False
+    return only_makes_state([p for group in inner.param_groups for p in group["params"]])
 
 
 def was_skipped(inner: Optimizer) -> bool:

@@ -193,7 +193,7 @@ def _placed(call: Call, step: int) -> str:
     if call is Call.CONSTRUCTOR:
         return "the constructor"
     if call is Call.FIRST_STATE:
-        return f"the first step() of an optimizer without state, after step {step}"
+        return f"the beginning of step {step + 1}"
     return f"{call.name.lower()}() after step {step}"
 
 

@@ -68,8 +68,7 @@ def table(*where: tuple[Call, int]) -> Table:
         ),
         (
             table((Call.CONSTRUCTOR, 0), (Call.FIRST_STATE, 0)),
-            "rank 0 is in the constructor, rank 1 is in the first step() of an optimizer without "
-            "state, after step 0",
+            "rank 0 is in the constructor, rank 1 is in the beginning of step 1",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, Timing, rank_meetings
 from mend_optim.ranks.orders import Deed, Order
-from tests.ranks import faults, player
+from tests.ranks import faults, player, unusual
 from tests.ranks.cast import Cast
 from tests.ranks.overlapped import Overlapped
 from tests.ranks.parallel import TOKENS, Divided, Ways, batch
@@ -361,4 +361,8 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "go on": go_on,
     "wait long": wait_long,
     "pause": pause,
+    "live in mode": unusual.live_in_mode,
+    "idle stage": unusual.idle_stage,
+    "mask": unusual.mask,
+    "wrap": unusual.wrap,
 }

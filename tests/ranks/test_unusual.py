@@ -1,0 +1,73 @@
+"""Ranks whose scripts have set torch's defaults, or do not all train the same."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks.company import Company, Nursery
+from tests.ranks.test_merging import distance
+from tests.ranks.unusual import STEPS
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def played(nursery: Nursery, folder: Path, play: str, **told: Any) -> list[dict[str, Any]]:
+    """How the two ranks of a learner, and another learner beside it, have ended."""
+    folder.mkdir(exist_ok=True)
+    company = Company(nursery, folder)
+    whole = {"way": "whole"} if "way" in told else {}
+    ranks = [company.start("a", play, 2, **told), company.start("b", play, **told | whole)]
+    return [each for names in ranks for each in company.left(names)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "way", "dtype"),
+    [
+        *product(["inference", "a device"], ["copied", "sharded"], ["float32", "bfloat16"]),
+        *product(["narrow", "wide"], ["copied", "sharded"], ["float32"]),
+        ("inference", "tensorwise", "float32"),  # copies of what torch divides
+    ],
+)
+def test_a_mode_of_the_script_changes_nothing(
+    nursery: Nursery, tmp_path: Path, mode: str, way: str, dtype: str
+) -> None:
+    plain = played(nursery, tmp_path / "plain", "live in mode", way=way, mode="", dtype=dtype)
+    first, second, b = played(nursery, tmp_path, "live in mode", way=way, mode=mode, dtype=dtype)
+    for here, there in zip((first, second, b), plain, strict=True):
+        assert distance(here["trained"], there["trained"]) == 0.0
+        assert here["dtypes"] == there["dtypes"]
+    assert first["ended"] == second["ended"] == b["ended"]
+    assert all(each["shown"] == each["ended"] for each in (first, second, b))
+    assert first["digest"] == second["digest"] == b["digest"]
+
+
+@pytest.mark.parametrize("idles", ["rate", "frozen"])
+def test_a_stage_that_is_not_trained_takes_the_steps_of_the_others(
+    nursery: Nursery, tmp_path: Path, idles: str
+) -> None:
+    """Its optimizer may have no state when those of the others have one."""
+    for each in played(nursery, tmp_path, "idle stage", idles=idles):
+        assert (each["step"], each["agreed"], each["again"]) == (3 * STEPS, True, True)
+
+
+def test_a_frozen_parameter_that_could_never_be_merged_is_told_on_any_rank(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    company = Company(nursery, tmp_path)
+    first, second = (each["raised"] for each in company.left(company.start("a", "mask", 2)))
+    assert second.startswith("UsageError: parameter mask must be finite to be merged")
+    assert first.startswith("rank 1 of this learner failed")
+
+
+@pytest.mark.parametrize("kind", ["part", "wrapper"])
+def test_a_name_that_a_wrapper_might_have_given_changes_no_order(
+    nursery: Nursery, tmp_path: Path, kind: str
+) -> None:
+    ended = [each["ended"] for each in played(nursery, tmp_path, "wrap", kind=kind)]
+    for name, value in ended[0].items():
+        assert all(torch.equal(each[name], value) for each in ended[1:])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -133,11 +134,14 @@ def text_task() -> Task:
 
     count = len(text) - CONTEXT
 
+    @cache  # a learner draws from one stretch at each step
+    def stretch(index: int, of: int) -> Tensor:
+        return torch.arange(count * index // of, count * (index + 1) // of)
+
     def draw(generator: Generator, size: int, part: Part | None = None, /) -> Batch:
         if part is None:
             return windows(text, torch.randint(count, (size,), generator=generator))
-        own = torch.arange(count * part.index // part.of, count * (part.index + 1) // part.of)
-        return windows(text, part.choose(generator, size, own, count))
+        return windows(text, part.choose(generator, size, stretch(part.index, part.of), count))
 
     return Task(
         model=ByteModel,

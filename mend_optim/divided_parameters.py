@@ -33,8 +33,10 @@ SHAPELESS = (
 )
 
 
-#: DDP puts this before all names. Other learners, and other ranks, may have the bare model. But a
-#: model may also have a part of that name: the order of its names must stay as it is elsewhere.
+#: DDP puts this before all names, and other learners may have the bare model. But a model may also
+#: have a part of that name: the order of its names must stay as it is elsewhere. Where some names
+#: begin with it and others don't, nobody can tell which of the two it is, so they stay as they are.
+#: The handshake refuses a learner whose order differs for that reason.
 WRAPPER = "module."
 
 

@@ -326,12 +326,15 @@ class OwnTensors:
         try:
             yield
         finally:
-            # No tensor that is divided could be written to in inference mode.
-            with Uninterrupted(), torch.inference_mode(False), torch.no_grad():
-                for parameter, value in zip(self._parameters, own, strict=True):
-                    parameter.copy_(value)
-                for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):
-                    tensor.copy_(value)
+            with Uninterrupted():
+                # No parameter that is divided could be written to in inference mode. A buffer that
+                # the model has replaced in that mode can be written to in no other.
+                with torch.inference_mode(False), torch.no_grad():
+                    for parameter, value in zip(self._parameters, own, strict=True):
+                        parameter.copy_(value)
+                with torch.no_grad():
+                    for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):
+                        tensor.copy_(value)
 
     # ── what narrow dtypes lose ───────────────────────────────────────────────────────────────────
 

@@ -416,6 +416,7 @@ def _only_makes_state(run: RankRun, seems_so: bool) -> bool:
         return True
     if run._meetings.closed or run._has_stepped or torch.compiler.is_compiling():
         return False
+    run.refuse_misplaced("step")
     return not run._any_rank(not seems_so)
 
 

@@ -231,7 +231,14 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--cells", nargs="+", type=_cell, metavar="H:τ", help="instead of --periods and --late")
     add("--slow", type=int, default=1, help="all but the first learner are so many times slower")
     add("--small", type=int, default=1, help="their batches are so many times smaller")
-    add("--skew", type=int, default=0, help="percent of samples from a learner's own part of them")
+    add(
+        "--skew",
+        type=int,
+        default=0,
+        choices=range(101),
+        metavar="PERCENT",
+        help="of a learner's samples are from a part of its own",
+    )
     add("--steps", nargs="+", type=int, help="default: 800; of the first learner")
     add("--batches", nargs="+", type=int, help="of the first learner; default: 8")
     add("--rates", nargs="+", type=float, help="default: one of each task; --full: its grid")

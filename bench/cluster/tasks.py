@@ -37,7 +37,10 @@ class Part:
     share: float
 
     def choose(self, generator: Generator, size: int, own: Tensor, count: int) -> Tensor:
-        """So many indices of `count` examples, of which `own` are this part's."""
+        """So many indices of `count` examples, of which `own` are this part's. Raises `ValueError`
+        if these are none."""
+        if not len(own):
+            raise ValueError(f"part {self.index} of {self.of} has no examples; take fewer learners")
         of_all = torch.randint(count, (size,), generator=generator)
         of_own = own[torch.randint(len(own), (size,), generator=generator)]
         return torch.where(torch.rand(size, generator=generator) < self.share, of_own, of_all)

@@ -1,8 +1,8 @@
 """Whether learners count their tokens alike.
 
-Work is weighed by its tokens. If one learner counts the bytes of its batches, and another one
-nothing but steps, then the work of the latter weighs next to nothing. No error shows that: both go
-on, and one of the two has trained for nothing."""
+Work is weighed by its tokens, and by default by its batch, too. If one learner counts the bytes of
+its batches, and another one nothing but steps, then the work of the latter weighs next to nothing.
+No error shows that: both go on, and one of the two has trained for nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenRates:
         state = self.state
         own = _rate(state.totals.tokens, state.totals.step)
         factor = FACTORS.get(state.policies.weighting)
-        if not own or factor is None:
+        if not own or factor is None or not state.policies.weighs_work:
             return
         ratios = ((beat, _ratio(own, _rate_of(beat))) for beat in state.live_beats())
         uneven = [beat for beat, ratio in ratios if ratio * factor(ratio) > MOST]

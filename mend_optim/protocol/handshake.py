@@ -29,7 +29,8 @@ from mend_optim.protocol.lineage import PeerId
 #: - 8: learners of a zone pass one another's offers on; an offer of nothing counts on the sealer's
 #:   anchor alone
 #: - 9: seals and anchors have the headway of rounds whose members differ in speed
-PROTOCOL = 9
+#: - 10: weights by throughput are rounded otherwise, as equal batches have the weights of tokens
+PROTOCOL = 10
 
 #: A value that no learner has. A hello with it only asks for the learner's own.
 NO_VALUE = "?"
@@ -38,6 +39,8 @@ NO_VALUE = "?"
 ADDED = "added group"
 #: The prefix of the names of model fields that describe the other parameters.
 PARAMETER = "parameter "
+#: The beginning of those that DDP names.
+WRAPPED = PARAMETER + "module."
 #: The prefix of the names of model fields that describe buffers.
 BUFFER = "buffer "
 #: The model field of a learner that does not have its parameters as its optimizer lists them.
@@ -170,7 +173,11 @@ def model_difference(
 
 
 def _moved(here: Sequence[str], there: Sequence[str]) -> str:
-    """The first parameter that has another place there, if the names are the same; else ""."""
+    """The first parameter that has another place there, if the names are the same; else "". Names
+    are the same, too, if only the part differs that a wrapper puts before them."""
+    bare = [[name.replace(WRAPPED, PARAMETER, 1) for name in names] for names in (here, there)]
+    if sorted(bare[0]) == sorted(bare[1]) and len(set(bare[0])) == len(bare[0]):
+        here, there = bare
     if sorted(here) != sorted(there):
         return ""
     for place, (name, other) in enumerate(zip(here, there, strict=True), 1):
@@ -185,8 +192,11 @@ def _model_remedy(*models: tuple[tuple[str, str], ...]) -> str:
     here, there = (_listed(model, PARAMETER) for model in models)
     if len(here) != len(there):
         return "build the same model on both, and give both optimizers the same parameters"
-    if _moved(*([name for name, _ in listed] for listed in (here, there))):
-        return "let both go on from checkpoints of one run, or neither"
+    names, names_there = ([name for name, _ in listed] for listed in (here, there))
+    if _moved(names, names_there):
+        if sorted(names) == sorted(names_there):
+            return "let both go on from checkpoints of one run, or neither"
+        return "give both optimizers the names of the model itself, and not of what DDP made of it"
     kinds, kinds_there = ([kind for _, kind in listed] for listed in (here, there))
     if kinds != kinds_there and sorted(kinds) == sorted(kinds_there):
         return (

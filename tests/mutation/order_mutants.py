@@ -25,6 +25,20 @@ ORDER_MUTANTS = (
         HELLO,
     ),
     mutant(
+        "wrappers-may-change-the-order",
+        SHAKE,
+        "    if sorted(bare[0]) == sorted(bare[1]) and len(set(bare[0])) == len(bare[0]):",
+        "    if False:",
+        HELLO,
+    ),
+    mutant(
+        "names-that-a-wrapper-makes-equal-are-one",
+        SHAKE,
+        " and len(set(bare[0])) == len(bare[0]):",
+        ":",
+        HELLO,
+    ),
+    mutant(
         "other-names-are-another-order",
         SHAKE,
         "    if sorted(here) != sorted(there):",

@@ -36,6 +36,14 @@ def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) ->
 
 RANK_MUTANTS = (
     Mutant(
+        "ranks-part-at-a-misplaced-step",
+        8,
+        "rank_run",
+        '    run.refuse_misplaced("step")\n    return not',
+        "    return not",
+        of("ranks/test_unusual", "callback"),
+    ),
+    Mutant(
         "all-ranks-need-credentials",
         8,
         "settings",

@@ -364,5 +364,6 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "live in mode": unusual.live_in_mode,
     "idle stage": unusual.idle_stage,
     "mask": unusual.mask,
+    "called back": unusual.called_back,
     "wrap": unusual.wrap,
 }

@@ -64,6 +64,14 @@ def test_a_frozen_parameter_that_could_never_be_merged_is_told_on_any_rank(
     assert first.startswith("rank 1 of this learner failed")
 
 
+def test_a_step_by_the_callback_of_events_parts_no_ranks(nursery: Nursery, tmp_path: Path) -> None:
+    """The ranks have not taken a step yet, so they ask one another what the first one is for."""
+    first, second, b = played(nursery, tmp_path, "called back")
+    assert {each["step"] for each in (first, second, b)} == {STEPS}
+    assert "on_event" in first["raised"]
+    assert not second["raised"]
+
+
 @pytest.mark.parametrize("kind", ["part", "wrapper"])
 def test_a_name_that_a_wrapper_might_have_given_changes_no_order(
     nursery: Nursery, tmp_path: Path, kind: str

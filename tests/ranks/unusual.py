@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from mend_optim import MendOptimizer, UsageError
+from mend_optim import Event, MendOptimizer, UsageError
 from tests.ranks import player
 from tests.ranks.cast import Cast
 
@@ -139,6 +140,32 @@ def mask(cast: Cast) -> None:
     except Exception as error:
         raised = str(error)
     cast.leave({"raised": raised})
+
+
+def called_back(cast: Cast) -> None:
+    """The callback of events takes a step, before any other one."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    was_called, raised = threading.Event(), [""]
+
+    def on_event(event: Event) -> None:
+        if event.kind == "joined":
+            try:
+                optimizer.step()
+            except UsageError as error:
+                raised[0] = str(error)
+            finally:
+                was_called.set()
+
+    optimizer = learner(cast, torch.optim.SGD(parameters, lr=0.05), on_event=on_event)
+    with optimizer:
+        optimizer.join()
+        assert cast.rank or was_called.wait(60.0)
+        for _ in range(STEPS):
+            for parameter in parameters:
+                parameter.grad = torch.ones(4)
+            optimizer.step()
+    cast.leave({"raised": raised[0], "step": optimizer.status().step})
 
 
 class Parts(nn.Module):

@@ -248,6 +248,8 @@ def test_parts_of_the_text_are_disjoint_and_those_of_images_are_of_other_digits(
     whole = [Part(index=i, of=2, share=1.0) for i in range(2)]
     (first, _), (second, _) = (text_task().draw(draws, 64, part) for part in whole)
     assert not {tuple(x) for x in first.tolist()} & {tuple(x) for x in second.tolist()}
+    with pytest.raises(ValueError, match="part 2 of 3 has no examples; take fewer learners"):
+        Part(index=2, of=3, share=1.0).choose(draws, 8, torch.arange(0), 100)
     if reason := ABSENT["images"]():
         pytest.skip(reason)
     (_, low), (_, high) = (images_task().draw(draws, 64, part) for part in whole)

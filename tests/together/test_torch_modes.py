@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
@@ -144,6 +144,30 @@ def test_nor_does_it_with_parameters_that_are_rounded(mode: str) -> None:
     early, ended = life(MODES[mode], torch.bfloat16)
     assert all(same(a, b) for a, b in zip(plain, early, strict=True))
     assert same(*ended)
+
+
+def test_a_model_may_replace_its_buffers_in_inference_mode() -> None:
+    class Mean(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Parameter(torch.ones(3))
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+            return (x * self.weight).sum()
+
+    models = [Mean() for _ in range(2)]
+    inners = [SGD(model.parameters(), lr=0.1) for model in models]
+    each = [{"buffers": model} for model in models]
+    with cluster(*inners, each=each, sync_every=2) as optimizers:
+        drive(optimizers, 4, wave)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            before = model.weight.detach().clone()
+            with torch.inference_mode(), optimizer.global_weights():
+                model(torch.ones(2, 3))
+            assert torch.equal(model.weight, before)
+            assert torch.equal(model.seen, torch.zeros(3))
 
 
 @pytest.mark.parametrize("options", [{"merge": "centered_clip"}, {"codec": "int4"}, {}], ids=str)

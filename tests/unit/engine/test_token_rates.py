@@ -16,9 +16,9 @@ from tests.support.engines import DrivenEngine
 PEERS = tuple(PeerId(name, 1) for name in ("b", "c", "d"))
 
 
-def trained(tokens: int, weighting: str = "tokens") -> DrivenEngine:
+def trained(tokens: int, weighting: str = "tokens", weighs_work: bool = True) -> DrivenEngine:
     """A learner that has counted so many tokens in each of `FEWEST_STEPS` steps."""
-    engine = DrivenEngine(weighting=weighting)
+    engine = DrivenEngine(weighting=weighting, weighs_work=weighs_work)
     engine.step(FEWEST_STEPS, tokens=tokens)
     return engine
 
@@ -66,6 +66,7 @@ def test_a_few_steps_tell_nothing() -> None:
 
 def test_where_tokens_do_not_weigh_it_does_not_matter() -> None:
     assert told(trained(1, "uniform"), {PEERS[0]: 2000}) == []
+    assert told(trained(1, weighs_work=False), {PEERS[0]: 2000}) == []
     assert told(trained(1, "throughput"), {PEERS[0]: 2000})
 
 

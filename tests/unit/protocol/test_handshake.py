@@ -60,6 +60,21 @@ def test_the_same_names_in_another_order_are_refused() -> None:
     )
 
 
+def test_names_that_a_wrapper_made_others_are_refused_where_they_change_the_order() -> None:
+    """DDP is around one part of the model, and not around the rest."""
+    other = replace(model("b", "module.a"), peer=THEIRS.peer)
+    reason = refusal(model("a", "b"), other)
+    assert reason == (
+        "parameter a: here number 1, there number 2; give both optimizers the names of the model"
+        " itself, and not of what DDP made of it"
+    )
+    for names in [("module.a", "module.b"), ("module.a", "b")]:
+        assert not refusal(model("a", "b"), replace(model(*names), peer=THEIRS.peer))
+    twins = replace(model("module.a", "a"), peer=THEIRS.peer)
+    assert not refusal(model("module.a", "a"), twins)
+    assert "number 2" in refusal(model("a", "module.a"), twins)
+
+
 def test_more_of_the_same_names_are_refused_for_their_number() -> None:
     other = replace(model("a", "a", "b"), peer=THEIRS.peer)
     assert refusal(model("a", "b"), other) == f"number of parameters: here 2, there 3; {MORE}"

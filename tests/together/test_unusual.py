@@ -597,7 +597,9 @@ def test_schedule_free_can_be_evaluated_between_steps() -> None:
 def test_schedule_free_must_not_synchronize_in_eval_mode(everybody: bool) -> None:
     """A learner in eval mode offers x in place of y, so the anchor is not the mean of the ys."""
     problems = two("schedule-free")
-    with cluster(*(p.inner for p in problems), sync_every=100, merge="mean") as optimizers:
+    with cluster(
+        *(p.inner for p in problems), sync_every=100, merge="mean", weighting="tokens"
+    ) as optimizers:
         train(optimizers, problems, 10)
         expected = mean([copies(o) for o in optimizers], TOKENS)
         for optimizer in optimizers[: 2 if everybody else 1]:

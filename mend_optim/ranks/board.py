@@ -125,9 +125,13 @@ class Board:
         }
 
     def ahead(self) -> dict[int, tuple[int, ...]]:
-        """The ranks that have said a word more than this one, and that word of each."""
-        words = {rank: self._word(rank, self._said + 1) for rank in range(self._size)}
-        return {rank: word for rank, word in words.items() if word is not None}
+        """The ranks that have said more words than this one, and the last word of each. A rank that
+        is a word ahead may say another one: that it has failed, and waits no more."""
+        words: dict[int, tuple[int, ...]] = {}
+        for number in (self._said + 1, self._said + 2):
+            found = {rank: self._word(rank, number) for rank in range(self._size)}
+            words |= {rank: word for rank, word in found.items() if word is not None}
+        return words
 
     def exchange(self, letter: bytes) -> list[bytes]:
         """The letters of all ranks, of which this one's has at most `LETTER_BYTES`. Waits for them.

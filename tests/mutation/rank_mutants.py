@@ -786,8 +786,15 @@ RANK_MUTANTS = (
     mutant(
         "words-ahead-are-not-seen",
         "board",
-        "self._word(rank, self._said + 1) for",
-        "self._word(rank, self._said) for",
+        "for number in (self._said + 1, self._said + 2):",
+        "for number in (self._said, self._said + 2):",
+        BOARD,
+    ),
+    mutant(
+        "the-last-word-of-a-rank-that-is-ahead-is-not-seen",
+        "board",
+        "for number in (self._said + 1, self._said + 2):",
+        "for number in (self._said + 1,):",
         BOARD,
     ),
     mutant(

@@ -237,6 +237,20 @@ def test_a_rank_that_goes_on_without_its_letter_is_not_waited_for(
     assert board.ASK_S < sum(clock.slept) <= board.ASK_S + board.MOST_S
 
 
+def test_the_last_word_of_a_rank_that_was_a_word_ahead_is_seen() -> None:
+    """It was interrupted while it waited for the others' words of its step."""
+    with boards(3) as (a, b, c):
+        for each in (a, b, c):
+            each.say(word(1))
+        b.say(word(2))
+        assert a.ahead() == c.ahead() == {1: word(2)}
+        b.say(word(3))
+        assert a.ahead() == {1: word(3)}
+        c.say(word(4))
+        assert a.ahead() == {1: word(3), 2: word(4)}
+        assert c.ahead() == {1: word(3)}
+
+
 def test_a_rank_that_goes_on_after_its_letter_is_read(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,8 @@ def play(order: Facts, rank: int) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # A shell has jobs in the background ignore Ctrl-C, and so do their children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         folder = Path(order["folder"])
         log = os.open(folder / f"{who}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 2)

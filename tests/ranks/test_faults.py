@@ -154,10 +154,11 @@ def test_ctrl_c_ends_the_wait_for_another_rank(
     assert company.await_event("a1", "raised")["kind"] == "KeyboardInterrupt"
     company.signal("a0", signal.SIGCONT)
     told = company.await_event("a0", "raised")
-    # The last word of a rank may be lost with it, as where the lead was stopped in a transfer.
-    texts = "rank 1 of this learner failed", "another rank of this learner ended"
+    texts = ["rank 1 of this learner failed"]
+    if hosts:  # its last word may be lost with it
+        texts.append("another rank of this learner ended")
     assert told["kind"] == "MendError"
-    assert told["text"].startswith(texts)
+    assert told["text"].startswith(tuple(texts))
     assert [company.status_of(who) for who in ("a0", "a1")] == [0, 0]
     (tmp_path / "enough").touch()
     company.await_end(b)

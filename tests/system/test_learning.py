@@ -243,16 +243,25 @@ def test_a_share_of_the_samples_is_of_the_part(of: int, share: float, seed: int)
         assert inside == pytest.approx(share + (1 - share) / 5, abs=0.15 if share < 1 else 0)
 
 
-def test_parts_of_the_text_are_disjoint_and_those_of_images_are_of_other_digits() -> None:
-    draws = torch.Generator().manual_seed(0)
-    whole = [Part(index=i, of=2, share=1.0) for i in range(2)]
-    (first, _), (second, _) = (text_task().draw(draws, 64, part) for part in whole)
-    assert not {tuple(x) for x in first.tolist()} & {tuple(x) for x in second.tolist()}
+def test_a_part_without_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="part 2 of 3 has no examples; take fewer learners"):
-        Part(index=2, of=3, share=1.0).choose(draws, 8, torch.arange(0), 100)
+        Part(index=2, of=3, share=1.0).choose(torch.Generator(), 8, torch.arange(0), 100)
+
+
+HALVES = [Part(index=i, of=2, share=1.0) for i in range(2)]
+
+
+def test_parts_of_the_text_are_disjoint() -> None:
+    draws = torch.Generator().manual_seed(0)
+    (first, _), (second, _) = (text_task().draw(draws, 64, part) for part in HALVES)
+    assert not {tuple(x) for x in first.tolist()} & {tuple(x) for x in second.tolist()}
+
+
+def test_parts_of_the_images_are_of_other_digits() -> None:
     if reason := ABSENT["images"]():
         pytest.skip(reason)
-    (_, low), (_, high) = (images_task().draw(draws, 64, part) for part in whole)
+    draws = torch.Generator().manual_seed(0)
+    (_, low), (_, high) = (images_task().draw(draws, 64, part) for part in HALVES)
     assert set(low.tolist()) == {0, 1, 2, 3, 4}
     assert set(high.tolist()) == {5, 6, 7, 8, 9}
 

@@ -43,8 +43,11 @@ UNSHOWN = (
 UNSENT = (
     ", alone: the weights of {} have not come in time: training may pause there, or the link be "
     "slow; this learner trains its own, and the model with fewer tokens is given up once both "
-    "train; pass a greater timing.round_timeout_s"
+    "train; pass a greater timing.join_timeout_s"
 )
+#: A lone learner that takes no step is waited for so many times as long as a transfer may stand
+#: still: it hands its weights over with its next step, and may evaluate before that.
+PAUSE = 10
 #: Beats in which a learner hears that its earlier process was evicted: it asks every other beat.
 PROMPT_BEATS = 4
 
@@ -80,7 +83,9 @@ class Joining:
         #: The first beat of each live peer with the model that it has by now, or the first one in
         #: which anything of that was trained.
         self._first_shown: dict[PeerId, Beat] = {}
-        #: The seconds of this learner's stops by which the wait is longer already.
+        #: Until when a lone learner is waited for that takes no step.
+        self._pause_by = 0.0
+        #: The seconds of this learner's stops by which the waits are longer already.
         self._stopped_s = 0.0
 
     # ── begin ─────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +103,9 @@ class Joining:
         state.change(Change.BEGUN)
         if saved:
             self._resume(saved)
-        self.first_weights.join_by = now + state.policies.timing.join_timeout_s
+        timing = state.policies.timing
+        self.first_weights.join_by = now + timing.join_timeout_s
+        self._pause_by = now + PAUSE * timing.round_timeout_s
         self._stopped_s = state.stops.sum_s(now)
         self.waiting.begin(now)
         for beat in state.beats():
@@ -178,8 +185,16 @@ class Joining:
         if beat.genesis and self.state.mode.before_joined:
             self._met_at.setdefault(beat.peer, beat.position)
             first = self._first_shown.setdefault(beat.peer, beat)
+            if beat.step > first.step:
+                self._goes_on(beat.peer)
             if first.genesis != beat.genesis or _is_trained(beat) > _is_trained(first):
                 self._first_shown[beat.peer] = beat
+
+    def _goes_on(self, peer: PeerId) -> None:
+        """If a peer's weights did not come because it paused, they do now."""
+        if peer in self.waiting.pausing:
+            self.waiting.pausing = frozenset()
+            self.state.claims.kept(peer)
 
     def check_joined(self, now: float) -> bool:
         """Join, if it is time. Returns whether that is so since just now."""
@@ -202,6 +217,7 @@ class Joining:
         """While this learner itself is stopped, nobody can come."""
         stopped_s = self.state.stops.sum_s(now)
         self.first_weights.join_by += stopped_s - self._stopped_s
+        self._pause_by += stopped_s - self._stopped_s
         self._stopped_s = stopped_s
 
     def renewed(self, now: float) -> None:
@@ -218,18 +234,29 @@ class Joining:
         # One that comes back after a while may be far ahead.
         here = {beat.peer for beat in beats}
         self._first_shown = {peer: b for peer, b in self._first_shown.items() if peer in here}
-        outdone = any(map(self._is_outdone, beats))
+        outdone = [beat for beat in beats if self._is_outdone(beat)]
         if outdone and state.wants:
             return False
+        pausing = (beat.peer for beat in outdone if self._is_pausing(beat, beats))
+        self.waiting.pausing = frozenset(pausing)
         late = now >= self._deadline() or self.waiting.is_in_vain(now)
         return late or (self._is_complete(beats) and not outdone)
 
     def _deadline(self) -> float:
         """When it stops waiting: later, if a peer has yet to give up this learner's earlier
-        process."""
+        process, or may hand over its weights with its next step."""
         timing = self.state.policies.timing
         patience_s = timing.evict_after_s + PROMPT_BEATS * timing.beat_s
-        return max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))
+        join_by = max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))
+        return max(join_by, self._pause_by) if self.waiting.pausing else join_by
+
+    def _is_pausing(self, beat: Beat, beats: Sequence[Beat]) -> bool:
+        """Whether a peer's weights are its model's only anchor, and it has taken no step since it
+        showed them. It copies them with its next one."""
+        first = self._first_shown.get(beat.peer, beat)
+        is_lone = sum(other.genesis == beat.genesis for other in beats) == 1
+        is_other = beat.training and beat.genesis != self.state.genesis
+        return is_lone and is_other and beat.step == first.step
 
     def _is_outdone(self, beat: Beat) -> bool:
         """Whether a peer has a greater anchor now, and has had one from the first. A peer that was

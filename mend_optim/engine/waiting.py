@@ -3,11 +3,12 @@ meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import PeerId
 
 #: A name that has not resolved for this part of `join_timeout_s` is taken for a wrong one. Less
 #: would be wrong where a name resolves only once its machine, or its container, has started.
@@ -18,6 +19,8 @@ EACH_NAMED = 4
 _NO_ANSWER_YET = "no answer yet"
 _NOT_BEGUN = "{} is there, before its first step"
 _GONE = "{} was there, and is gone"
+#: Of lone learners that take no step now: their weights are the model.
+_WITH_ITS_STEP = "the weights of {}, which come with its next step"
 
 
 class Waiting:
@@ -33,6 +36,9 @@ class Waiting:
         self._next_at = 0.0
         #: The last text, without its seconds; empty if there was none.
         self._told = ""
+        #: Lone learners that took no step while this one waited for their weights. `Joining` alone
+        #: writes it.
+        self.pausing: Collection[PeerId] = frozenset()
 
     @property
     def told(self) -> bool:
@@ -55,7 +61,8 @@ class Waiting:
         self._told = what
         self._next_at = now + self.state.policies.timing.beat_s
         left = max(0.0, join_by - now)
-        text = f"waiting for {what}" if not causes else f"waiting up to {left:.0f} s for {what}"
+        is_timed = causes or self.pausing
+        text = f"waiting up to {left:.0f} s for {what}" if is_timed else f"waiting for {what}"
         self.state.emit(Event("waiting", text, {"causes": causes, "for_s": left}))
 
     def is_in_vain(self, now: float) -> bool:
@@ -105,12 +112,18 @@ class Waiting:
         causes = self.causes()
         if causes:
             return ", ".join(_grouped(causes))
+        if self.pausing:
+            return _WITH_ITS_STEP.format(_names(self.pausing))
         sources = {wanted.peer for wanted in self.state.wants.values()}
         if self.state.switch:
             sources = {self.state.switch.peer}
         if sources:
-            return f"the weights of {', '.join(sorted(peer.name for peer in sources))}"
+            return f"the weights of {_names(sources)}"
         return "the other learners to take the weights to begin with"
+
+
+def _names(peers: Iterable[PeerId]) -> str:
+    return ", ".join(sorted(peer.name for peer in peers))
 
 
 def _grouped(causes: Mapping[str, str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ JOINING = "engine/joining"
 OTHERS = "engine/other_models"
 ASKED = of("unit/engine/test_pulling")
 JOIN = of("unit/engine/test_joining")
+PAUSING = of("unit/engine/test_pausing")
 PARTED = of("unit/engine/test_other_models")
 
 
@@ -97,6 +98,48 @@ PARTING_MUTANTS = (
         "(self._is_complete(beats) and not outdone)",
         "self._is_complete(beats)",
         JOIN,
+    ),
+    mutant(
+        "a-lone-learner-that-evaluates-is-not-waited-for",
+        JOINING,
+        "return max(join_by, self._pause_by) if self.waiting.pausing else join_by",
+        "return join_by",
+        PAUSING,
+    ),
+    mutant(
+        "a-lone-learner-that-goes-on-is-still-doubted",
+        JOINING,
+        "            self.state.claims.kept(peer)\n",
+        "",
+        PAUSING,
+    ),
+    mutant(
+        "a-learner-that-steps-and-hands-nothing-over-is-waited-for",
+        JOINING,
+        "is_other and beat.step == first.step",
+        "is_other",
+        PAUSING,
+    ),
+    mutant(
+        "a-learner-that-has-company-is-waited-for",
+        JOINING,
+        "return is_lone and ",
+        "return ",
+        PAUSING,
+    ),
+    mutant(
+        "a-learner-that-has-not-joined-is-waited-for",
+        JOINING,
+        "is_other = beat.training and ",
+        "is_other = ",
+        PAUSING,
+    ),
+    mutant(
+        "a-stop-shortens-the-wait-for-a-lone-learner",
+        JOINING,
+        "        self._pause_by += stopped_s - self._stopped_s\n",
+        "",
+        PAUSING,
     ),
     mutant("parted-at-once", OTHERS, "if now - apart.since >= patience_s and ", "if "),
     mutant("parted-from-who-stands-still", OTHERS, " and apart.moves >= GETS_ON", ""),

@@ -43,8 +43,8 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
-from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
-from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report
+from mend_optim.protocol.lineage import Key, Lineage, PeerId, Rollback
+from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report, Rumor
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
@@ -168,6 +168,19 @@ def meets(genesis: bytes) -> Engine:
     engine.receive(0.0, Beat(peer=B, address=SEED, count=1, genesis=genesis, reports=reports))
     engine.tick(1.0)
     return engine
+
+
+def lone_and_still() -> Said:
+    """A learner that waits for one that has trained alone, and takes no step now."""
+    engine = joining()
+    engine.met(0.0, B, SEED, SEED)
+    reports = (Report(Key(400, 1, b"trained")),)
+    facts = {"step": 40, "training": True, "genesis": b"zother", "reports": reports}
+    for at in range(1, 62):
+        roster = (Rumor(A, "a:1", at, reached=True),)
+        engine.receive(at, Beat(peer=B, address=SEED, count=at, roster=roster, **facts))
+        engine.tick(at)
+    return of(engine, 61.0, "waiting")
 
 
 def undialled() -> Said:
@@ -697,6 +710,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "An earlier process that is not given up": lambda: outranked(Life.SUSPECTED, "waiting"),
     "A clock that was set back": lambda: outranked(Life.GONE, "renewed"),
     "The weights are on their way": lambda: of(meets(b"zother"), 1.0, "waiting"),
+    "A lone learner that takes no step": lone_and_still,
     "A long wait": long_join,
     "Joined after all": joined,
     "Alone": alone,

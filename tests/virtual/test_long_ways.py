@@ -24,14 +24,17 @@ class LongWay(Cluster):
         self.way_s, self.more_s = way_s, more_s
         self.dialling: set[tuple[str, str]] = set()
         self.last: dict[tuple[str, str, str], float] = {}
-        #: The texts of the events "joined".
+        #: The texts of the events "joined" and "waiting".
         self.joined: list[str] = []
+        self.waits: list[str] = []
         self.start_all()
 
     def note(self, learner: Learner, event: Event) -> None:
         super().note(learner, event)
         if event.kind == "joined":
             self.joined.append(event.text)
+        elif event.kind == "waiting":
+            self.waits.append(event.text)
 
     def takes(self) -> float:
         return self.way_s + self.more_s * self.random.random()
@@ -113,21 +116,50 @@ def test_a_newcomer_whose_way_outlasts_its_patience_is_told_the_remedy() -> None
     assert len({learner.engine.state.genesis for learner in cluster.learners.values()}) == 1
 
 
-def test_a_newcomer_that_never_gets_the_weights_of_a_lone_learner_is_told_so() -> None:
-    """The other one pauses: its weights are the anchor, and it copies them at its next step."""
+def beside_one_that_pauses(for_s: float) -> LongWay:
+    """A newcomer, and a lone learner that takes no step for so long. Its weights are the model, and
+    it copies them at its next step."""
     cluster = LongWay(2, 0, 0.1)
     cluster.run(100)
     cluster.kill(cluster.learners["learner-1"])
     cluster.run(100)
     cluster.joined.clear()
-    cluster.pause("learner-0", 200)
+    cluster.pause("learner-0", for_s)
     cluster.start("learner-1")
-    cluster.run(150)
+    return cluster
+
+
+@pytest.mark.parametrize("for_s", [20.0, 100.0, 300.0, 550.0])
+def test_a_newcomer_waits_for_a_lone_learner_that_evaluates(for_s: float) -> None:
+    cluster = beside_one_that_pauses(for_s)
+    cluster.run(for_s + 60)
+    (text,) = cluster.joined
+    assert "alone" not in text
+    assert cluster.seen["switched"] == 0
+    assert set(cluster.lost()) == {(0, 0)}
+    waits = [text for text in cluster.waits if "which come with its next step" in text]
+    assert len(waits) == (for_s > 60)
+    learners = cluster.learners.values()
+    assert len({learner.engine.state.genesis for learner in learners}) == 1
+
+
+def test_a_newcomer_that_never_gets_the_weights_of_a_lone_learner_is_told_so() -> None:
+    cluster = beside_one_that_pauses(700)
+    cluster.run(650)
     (text,) = cluster.joined
     assert ", alone: the weights of learner-0 have not come in time: training may pause" in text
     cluster.run(150)
     assert cluster.seen["switched"] == 1
     assert len({learner.engine.state.genesis for learner in cluster.learners.values()}) == 1
+
+
+def test_a_newcomer_does_not_wait_for_a_lone_learner_that_dies() -> None:
+    cluster = beside_one_that_pauses(700)
+    cluster.run(150)
+    assert not cluster.joined
+    cluster.kill(cluster.learners["learner-0"])
+    cluster.run(40)
+    assert len(cluster.joined) == 1
 
 
 @pytest.mark.parametrize("more_s", [0.0, 12.0])

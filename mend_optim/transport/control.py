@@ -184,7 +184,7 @@ class Links:
         self._drop(link)
         for outbox in link.streams:
             outbox.close()
-        link.close_connection()
+        link.close_lanes()
 
     def tidy(self, patience_s: float) -> None:
         """Dismiss the peers without a control stream for `patience_s`. A transfer under way has its

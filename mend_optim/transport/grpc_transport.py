@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -46,6 +47,7 @@ from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.grpc_options import channel_options, most_streams
 from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork, refuse_green_threads
 from mend_optim.transport.handler import Handler
+from mend_optim.transport.lanes import Lanes, most_lanes
 from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.renewal import Renewal
@@ -234,8 +236,8 @@ class Transport:
             await asyncio.gather(*tasks, return_exceptions=True)
             for link in self._links:
                 link.forget_wants()
-                if link.connection:
-                    await link.connection.close()
+                for connection in link.lanes.connections if link.lanes else ():
+                    await connection.close()
         finally:
             # The loop may end before this has: the port is free all the same.
             await self._server.stop()
@@ -280,13 +282,12 @@ class Transport:
         assert self._links.me is not None, "nothing is dialled before `start`"
         return Connection(channel, self._links.me, self._counter, self._timing.round_timeout_s)
 
-    def _open_bulk(self, link: Link, method: str) -> Dialled:
-        """Open a stream for a bulky message, on the peer's connection for these."""
-        if link.connection is None:
-            patience_s = self._timing.round_timeout_s
-            link.connection = self._connect(link.address, patience_s, link.id.name)
-            link.hang_up = partial(self._close_later, link.connection)
-        return link.connection.stream(method)
+    def _open_bulk(self, link: Link, method: str) -> AbstractContextManager[Dialled]:
+        """Open a stream for a bulky message, on one of the peer's connections for these."""
+        link.lanes = link.lanes or Lanes(self._close_later)
+        patience_s = self._timing.round_timeout_s
+        connect = partial(self._connect, link.address, patience_s, link.id.name)
+        return link.lanes.stream(method, connect, most_lanes(len(self._links)))
 
     def _close_later(self, connection: Connection) -> None:
         task = asyncio.get_running_loop().create_task(connection.close())

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Want
-from mend_optim.transport.connection import Connection
 from mend_optim.transport.departures import Departures
 from mend_optim.transport.inflow import Inflow
+from mend_optim.transport.lanes import Lanes
 from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.certificate import Certificate
 
@@ -103,11 +103,9 @@ class Link:
         #: By fragment, the want that this learner sent over the control stream, and the timer that
         #: gives it up. The peer may push exactly these fragments.
         self.asked: dict[int, tuple[Want, asyncio.TimerHandle]] = {}
-        #: The connection for bulky messages to the peer. None until the first one, and after
+        #: The connections for bulky messages to the peer. None until the first one, and after
         #: `address` has changed.
-        self.connection: Connection | None = None
-        #: Closes `connection` without waiting. Set exactly while there is a connection.
-        self.hang_up: Callable[[], object] | None = None
+        self.lanes: Lanes | None = None
 
     @contextmanager
     def serving(self, most: int) -> Iterator[None]:
@@ -126,7 +124,7 @@ class Link:
     def reach(self, address: str, host: str) -> None:
         """Dial the peer at `address` from now on. An empty address tells nothing new."""
         if address and address != self.address:
-            self.close_connection()
+            self.close_lanes()
             self.address = address
         self.host, self.moved_to = host, ""
 
@@ -146,15 +144,14 @@ class Link:
     def withdraw(self) -> None:
         """The peer says that nobody can dial it. Messages to it go over streams that it opens."""
         if self.address:
-            self.close_connection()
+            self.close_lanes()
             self.address = ""
 
-    def close_connection(self) -> None:
+    def close_lanes(self) -> None:
         """End the bulky messages to the peer."""
-        if self.hang_up:
-            self.hang_up()
-        self.connection = None
-        self.hang_up = None
+        if self.lanes:
+            self.lanes.close()
+        self.lanes = None
 
     def post(self, message: Message) -> bool:
         """Queue a control message on the newest stream, because an older one may be half dead.

@@ -7,7 +7,38 @@ from tests.mutation.mutant_list import Mutant, of
 ORDER = of("unit/transport/test_departures")
 LOOPBACK = of("unit/transport/test_grpc_transport", "overtakes")
 
+LANES = of("unit/transport/test_lanes")
+DIALLED = of("unit/transport/test_grpc_transport", "connections_of_their_own")
+
+
+def lane_mutant(name: str, old: str, new: str) -> Mutant:
+    return Mutant(name, 7, "transport/lanes", old, new, LANES)
+
+
 DEPARTURE_MUTANTS = (
+    lane_mutant("all-messages-share-one-lane", " and len(self._lanes) < most", " and False"),
+    lane_mutant("each-message-has-a-lane-of-its-own", "lane.streams and ", ""),
+    lane_mutant("a-full-lane-gets-fuller", "key=lambda lane: lane.streams, ", "key=id, "),
+    lane_mutant(
+        "a-broken-lane-is-taken-again",
+        "        self._lanes.append(lane)\n",
+        "        self._lanes.insert(0, lane)\n",
+    ),
+    lane_mutant("a-lane-stays-busy", "            lane.streams -= 1\n", "            pass\n"),
+    lane_mutant("each-of-many-peers-has-all-lanes", ", MOST_IN_ALL // max(1, peers)", ", MOST"),
+    lane_mutant(
+        "lanes-outlive-the-address",
+        "            self._hang_up(lane.connection)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a-peer-has-one-lane",
+        7,
+        "transport/grpc_transport",
+        "most_lanes(len(self._links))",
+        "1",
+        DIALLED,
+    ),
     Mutant(
         "bulky-messages-share-the-link",
         7,

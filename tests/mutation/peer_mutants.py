@@ -199,7 +199,7 @@ PEER_MUTANTS = (
         "an-address-that-was-given-up-is-dialled",
         10,
         "transport/link",
-        '            self.close_connection()\n            self.address = ""\n',
+        '            self.close_lanes()\n            self.address = ""\n',
         "            pass\n",
         of("unit/transport/test_grpc_transport", "shown_no_more"),
     ),

@@ -121,7 +121,7 @@ SECURITY_MUTANTS = (
     mutant(
         "bulk-shows-a-former-certificate",
         "renewal",
-        "                link.close_connection()\n",
+        "                link.close_lanes()\n",
         "                pass\n",
         RENEWAL,
     ),
@@ -371,8 +371,8 @@ SECURITY_MUTANTS = (
     mutant(
         "bulk-to-any-learner",
         "grpc_transport",
-        "self._connect(link.address, patience_s, link.id.name)",
-        'self._connect(link.address, patience_s, "")',
+        "partial(self._connect, link.address, patience_s, link.id.name)",
+        'partial(self._connect, link.address, patience_s, "")',
     ),
     mutant(
         "seeds-say-who-they-are",

@@ -868,6 +868,25 @@ async def test_an_offer_goes_up_and_seals_come_down_until_one_holds_it(crew):
     assert a.transport.bytes_sent > offer.sections["delta"].nbytes < b.transport.bytes_received
 
 
+@scenario
+async def test_the_offers_of_several_fragments_have_connections_of_their_own(crew):
+    """Each goes up, and its seal comes down, beside the others."""
+    a, b = await crew.pair(limit=([LIMIT] * 4).__getitem__)
+    offers = [offer_of(a, fragment=p) for p in range(4)]
+    for offer in offers:
+        a.transport.send(b.id, offer, "")
+    await b.until(lambda: len(b.messages(Offer)) == len(offers))
+    link = a.transport._links.get(b.id)
+    assert len(link.lanes.connections) == len(offers)
+    for offer in offers:
+        b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
+    await a.until(lambda: len(a.messages(Seal)) == len(offers))
+    await settled(b, a)
+    a.transport.send(b.id, offer_of(a, seq=2), "")
+    await b.until(lambda: len(b.messages(Offer)) == len(offers) + 1)
+    assert len(link.lanes.connections) == len(offers)
+
+
 async def settled(server: Learner, client: Learner) -> None:
     """Wait until the server has no stream of the client open that waits for a reply."""
     while server.transport._links.get(client.id).requests:

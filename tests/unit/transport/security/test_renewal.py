@@ -134,11 +134,11 @@ async def test_bulky_messages_show_the_new_certificate(folder: Folder) -> None:
     await a.until(lambda: a.of("delivered"))
     link = a.transport._links.get(b.id)
     assert link is not None
-    former = link.connection
+    former = link.lanes
     assert former is not None
     new = folder.issue_again("a")
     await look(a)
-    assert link.connection is None
+    assert link.lanes is None
     a.transport.send(b.id, offer_of(a, seq=2), "")
     await a.until(lambda: len(a.of("delivered")) == 2)
     known = b.transport._links.get(a.id)

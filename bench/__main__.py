@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.cluster import (
+    afar,
     buffers,
     convergence,
     crowd,
@@ -79,6 +80,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "link": link.run,
     "pace": pace.run,
     "fragments": divided.run,
+    "afar": afar.run,
     "wire": wire.run,
     "zones": zones.run,
     "weak": weak.run,
@@ -91,6 +93,7 @@ ABSENT = {
     "link": namespaces.absent,
     "pace": namespaces.absent,
     "fragments": namespaces.absent,
+    "afar": namespaces.absent,
     "wire": namespaces.absent,
     "zones": namespaces.absent,
     "weak": namespaces.absent,

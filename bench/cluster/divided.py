@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bench.cluster.learners import Seat, learner_at, run_learners, transformer
 from bench.cluster.namespaces import End, switched
 from bench.result import Result, compared, plain
-from mend_optim import MendOptimizer, Status
+from mend_optim import MendOptimizer
 
 WIDTH, LAYERS = 256, 5  # 3.9 M elements in 60 tensors
 RATE, STEP_S = "100mbit", 0.05
@@ -60,26 +60,29 @@ def _learn(ends: Sequence[End], setting: Setting, seat: Seat) -> Pace:
         seat.meet()
         end.limit(RATE)
         seat.meet()
-        _train(optimizer, SETTLE_S)
-        before, begun = optimizer.status(), time.monotonic()
-        _train(optimizer, MEASURE_S)
-        after, seconds = optimizer.status(), time.monotonic() - begun
+        train(optimizer, SETTLE_S)
+        found = pace(optimizer, MEASURE_S)
         seat.meet()
         end.limit("")
         seat.meet()
         if not optimizer.finish(END_S):
             raise TimeoutError(f"the learners did not end together within {END_S:g} s")
-    return _pace(before, after, seconds)
+    return found
 
 
-def _train(optimizer: MendOptimizer, seconds: float) -> None:
+def train(optimizer: MendOptimizer, seconds: float) -> None:
+    """Take steps of `STEP_S` for so long."""
     end = time.monotonic() + seconds
     while (begun := time.monotonic()) < end:
         optimizer.step()
         time.sleep(max(0.0, begun + STEP_S - time.monotonic()))
 
 
-def _pace(before: Status, after: Status, seconds: float) -> Pace:
+def pace(optimizer: MendOptimizer, seconds: float) -> Pace:
+    """The pace of a learner that trains for so long."""
+    before, begun = optimizer.status(), time.monotonic()
+    train(optimizer, seconds)
+    after, seconds = optimizer.status(), time.monotonic() - begun
     fragments = len(after.fragments)
     syncs = (after.rounds_adopted - before.rounds_adopted) / fragments / seconds
     return Pace(syncs, after.latency, fragments)

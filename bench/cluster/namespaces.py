@@ -60,7 +60,7 @@ class End(NamedTuple):
         slow = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
         for keeper, wire in ((self.keeper, WIRE), *([self.port] if self.port else [])):
             queue = slow if rate else ("pfifo",)
-            _run(keeper, "tc", "qdisc", "replace", "dev", wire, "root", *queue)
+            run_in(keeper, "tc", "qdisc", "replace", "dev", wire, "root", *queue)
 
     def counters(self) -> Counters:
         """The kernel's counters, from /proc: /sys shows the namespace in which it was mounted."""
@@ -73,7 +73,7 @@ class End(NamedTuple):
 
     def run(self, *command: str) -> None:
         """Run a command in this namespace. Raises with its error output."""
-        _run(self.keeper, *command)
+        run_in(self.keeper, *command)
 
     def plug(self) -> None:
         """Set the wire up at this end."""
@@ -85,7 +85,7 @@ class End(NamedTuple):
             self.run("ip", "link", "set", interface, "up")
 
 
-def _run(keeper: int, *command: str) -> None:
+def run_in(keeper: int, *command: str) -> None:
     """Run a command in the namespace of that process. Raises with its error output."""
     there = ["nsenter", f"--net=/proc/{keeper}/ns/net", *command]
     ended = subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -114,8 +114,8 @@ def absent() -> str:
 def joined() -> Iterator[tuple[End, End]]:
     """Two ends that reach only each other, as fast as the machine can, until the block ends."""
     with ExitStack() as stack:
-        one, other = (End(stack.enter_context(_kept()), address) for address in ADDRESSES)
-        _lay_wire(one.keeper, WIRE, other.keeper)
+        one, other = (End(stack.enter_context(kept()), address) for address in ADDRESSES)
+        lay_wire(one.keeper, WIRE, other.keeper)
         for end in (one, other):
             end.plug()
         yield one, other
@@ -134,9 +134,9 @@ def far_switched(count: int) -> Iterator[tuple[tuple[End, ...], End]]:
     wire between the switches, which counts what passes from half to half."""
     with ExitStack() as stack:
         switches = [_switch(stack), _switch(stack)]
-        _lay_wire(switches[0], TRUNK, switches[1])
+        lay_wire(switches[0], TRUNK, switches[1])
         for switch, wire in zip(switches, (WIRE, TRUNK), strict=True):
-            _run(switch, "ip", "link", "set", wire, *PORT)
+            run_in(switch, "ip", "link", "set", wire, *PORT)
         ends = []
         for half, switch in enumerate(switches):
             ends += _plugged(stack, switch, range(1 + half * count, 1 + (1 + half) * count))
@@ -145,9 +145,9 @@ def far_switched(count: int) -> Iterator[tuple[tuple[End, ...], End]]:
 
 def _switch(stack: ExitStack) -> int:
     """A switch, for as long as the stack is open: the process that keeps it."""
-    switch = stack.enter_context(_kept())
-    _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
-    _run(switch, "ip", "link", "set", "bridge", "up")
+    switch = stack.enter_context(kept())
+    run_in(switch, "ip", "link", "add", "bridge", "type", "bridge")
+    run_in(switch, "ip", "link", "set", "bridge", "up")
     return switch
 
 
@@ -155,22 +155,22 @@ def _plugged(stack: ExitStack, switch: int, numbers: Iterable[int]) -> Iterator[
     """Ends of these numbers, around a switch."""
     for number in numbers:
         port = f"port{number}"
-        end = End(stack.enter_context(_kept()), f"{NET}{number}", (switch, port))
-        _lay_wire(end.keeper, port, switch)
-        _run(switch, "ip", "link", "set", port, *PORT)
+        end = End(stack.enter_context(kept()), f"{NET}{number}", (switch, port))
+        lay_wire(end.keeper, port, switch)
+        run_in(switch, "ip", "link", "set", port, *PORT)
         end.plug()
         yield end
 
 
-def _lay_wire(keeper: int, name: str, there: int) -> None:
+def lay_wire(keeper: int, name: str, there: int) -> None:
     """Lay a wire from the namespace of process `keeper` to that of process `there`, whose end gets
     that name."""
     ends = (WIRE, "type", "veth", "peer", "name", name, "netns", str(there))
-    _run(keeper, "ip", "link", "add", *ends)
+    run_in(keeper, "ip", "link", "add", *ends)
 
 
 @contextmanager
-def _kept() -> Iterator[int]:
+def kept() -> Iterator[int]:
     """A process in a network namespace of its own. It prints a line once it is there."""
     pipe = subprocess.PIPE
     command = ["unshare", "--net", "sh", "-c", "echo there && exec cat"]

@@ -23,9 +23,9 @@ SPARE_STREAMS = 32
 FRAGMENT_STREAMS = 8
 #: Connections of one peer: for control and for bulky messages, and as many that are about to end.
 PEER_CONNECTIONS = 4
-#: Connections besides those of the most peers that there may be. Few peers have several lanes for
+#: Connections besides those of the most peers that there may be. A few peers have several lanes for
 #: bulky messages each, and as many that are about to end.
-SPARE_CONNECTIONS = 64 + 2 * MOST_IN_ALL
+SPARE_CONNECTIONS = 2 * MOST_IN_ALL
 #: One part in so many of the files that the process may open is for callers. The rest is for its
 #: own connections, and for the user's data and checkpoints.
 FILE_SHARE = 4

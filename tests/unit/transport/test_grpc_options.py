@@ -17,6 +17,14 @@ from mend_optim.transport.grpc_options import (
     most_streams,
     server_options,
 )
+from mend_optim.transport.lanes import most_lanes
+
+
+@given(st.integers(2, 4096), st.integers(1, 4095))
+def test_all_lanes_of_all_peers_have_room(learners: int, peers: int) -> None:
+    """As many again may be about to end."""
+    peers = min(peers, learners - 1)
+    assert most_connections(learners, None) >= 2 * peers * (1 + most_lanes(peers))
 
 
 @given(st.integers(2, 4096), st.none() | st.integers(1, 1 << 20))

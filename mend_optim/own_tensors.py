@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from mend_optim.codecs.buffers import LOOK, PER_ROUND, Buffers
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import Ready, belong_to, gather, narrow, scatter
+from mend_optim.model.gathered import Gathered
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
 from mend_optim.model.moment_state import (
@@ -141,6 +142,7 @@ class OwnTensors:
         self.layout = layout
         self.inner = inner
         self._parameters = parameters
+        self._gathered = Gathered(parameters)
         self._module_buffers = module_buffers or ModuleBuffers(())
         self._moments = {moment.name: moment for moment in moments}
         gpu = next((p.device for p in parameters if p.is_cuda), None)
@@ -287,6 +289,7 @@ class OwnTensors:
     def _scatter(
         self, fragment: Fragment, values: Tensor, replaces: bool, *, for_good: bool
     ) -> None:
+        self._gathered.let_go()
         lost = self._rounding[fragment.index] if for_good else None
         there = self._side.take_in(lost) if self._side and lost is not None else None
         if self._side and lost is not None and there is not None:
@@ -327,6 +330,7 @@ class OwnTensors:
             yield
         finally:
             with Uninterrupted():
+                self._gathered.let_go()
                 # No parameter that is divided could be written to in inference mode. A buffer that
                 # the model has replaced in that mode can be written to in no other.
                 with torch.inference_mode(False), torch.no_grad():

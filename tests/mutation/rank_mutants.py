@@ -26,6 +26,7 @@ MISTAKES = of("ranks/test_merging", "must_not_do")
 TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
 WRAPPED = of("unit/test_wrapped_parameters")
+EVALUATED = of("ranks/test_unusual", "evaluation")
 CONTRACT = of("contract/test_ranks")
 
 
@@ -1068,5 +1069,29 @@ RANK_MUTANTS = (
         "or (told == former and former != bare)",
         "",
         of("unit/test_divided_parameters", "earlier"),
+    ),
+    Mutant(
+        "an-anchor-is-written-below-what-is-gathered",
+        8,
+        "own_tensors",
+        "        self._gathered.let_go()\n        lost = ",
+        "        lost = ",
+        EVALUATED,
+    ),
+    Mutant(
+        "own-weights-come-back-below-what-is-gathered",
+        8,
+        "own_tensors",
+        "                self._gathered.let_go()\n                # No",
+        "                # No",
+        EVALUATED,
+    ),
+    Mutant(
+        "nothing-is-known-to-be-gathered",
+        8,
+        "model/gathered",
+        "[not parts.isdisjoint(",
+        "[parts.isdisjoint(",
+        EVALUATED,
     ),
 )

@@ -366,4 +366,5 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "mask": unusual.mask,
     "called back": unusual.called_back,
     "wrap": unusual.wrap,
+    "evaluate": unusual.evaluate,
 }

@@ -79,3 +79,18 @@ def test_a_name_that_a_wrapper_might_have_given_changes_no_order(
     ended = [each["ended"] for each in played(nursery, tmp_path, "wrap", kind=kind)]
     for name, value in ended[0].items():
         assert all(torch.equal(each[name], value) for each in ended[1:])
+
+
+def test_an_evaluation_sees_the_weights_that_are_there_and_changes_no_training(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    (tmp_path / "twins").mkdir()
+    twins = Company(nursery, tmp_path / "twins")
+    plain = [twins.left(names)[0] for names in [twins.start(name, "evaluate") for name in "ab"]]
+    first, second, b = played(nursery, tmp_path, "evaluate")
+    for each, twin in zip((first, second, b), (plain[0], *plain), strict=True):
+        assert each["seen"] == pytest.approx(twin["seen"], abs=1e-5)
+        assert distance(each["trained"], twin["trained"]) < 1e-5
+    own, common, again = plain[0]["seen"][-4:-1]
+    assert own == again != pytest.approx(common, abs=1e-3)
+    assert first["digest"] == b["digest"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mend_optim import Event, MendOptimizer, UsageError
@@ -166,6 +167,47 @@ def called_back(cast: Cast) -> None:
                 parameter.grad = torch.ones(4)
             optimizer.step()
     cast.leave({"raised": raised[0], "step": optimizer.status().step})
+
+
+def evaluate(cast: Cast) -> None:
+    """Forward passes without backward passes, of this learner's own weights and of the common
+    ones. They leave what FSDP2 has gathered of the outermost module in it."""
+    torch.manual_seed(0)
+    ranks = dist.group.WORLD if cast.ranks > 1 else None
+    divided = player.WAYS["sharded" if ranks else "whole"](player.Model(), ranks)
+    # The outermost module has parameters of its own.
+    model = nn.Sequential(divided.model, nn.Linear(3, 3))
+    if ranks:
+        fully_shard(model)
+    inner = torch.optim.SGD(model.named_parameters(), lr=0.05)
+    optimizer = learner(cast, inner, fragments=1)
+    n, told = divided.tokens, []
+
+    def loss(step: int, here: slice = slice(None)) -> Tensor:
+        x, y = player.batch(cast.number, step)
+        return player.loss_of(model(x[here]), y[here])
+
+    @torch.no_grad()
+    def see() -> None:
+        told.append(float(loss(2 * STEPS)))
+
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        optimizer.count_tokens(n)
+        loss(step, slice(cast.rank * n, (cast.rank + 1) * n)).backward()
+        optimizer.step()
+        if step % 4 != 2:  # a round may be open, and have moved the anchor or not
+            continue
+        if step > STEPS:
+            see()
+        with optimizer.global_weights():
+            see()
+        if step > STEPS:
+            see()
+    trained = player.weights(optimizer)
+    finish = optimizer.finish()
+    see()
+    cast.leave({"seen": told, "trained": trained, "digest": finish.digest})
 
 
 class Parts(nn.Module):

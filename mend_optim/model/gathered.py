@@ -1,0 +1,47 @@
+"""The whole tensors that FSDP2 has gathered from the parts of all ranks.
+
+A forward pass without a backward pass leaves some of them in the modules: those of the outermost
+one, at least. The next forward pass would use them, also if somebody has written to the parts
+meanwhile. torch's own functions that load weights let go of them first.
+
+Only the training thread calls this module."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from mend_optim.model.layout import is_distributed
+
+#: torch's list of the modules that FSDP2 has divided. A module's parameters do not lead to it.
+LIST = ("torch.distributed._composable_state", "_module_state_mapping")
+
+
+class Gathered:
+    """What was gathered of some parameters.
+
+    Args:
+        parameters: as an optimizer has them: the parts.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        parts = {id(p) for p in parameters if is_distributed(p)}
+        divided = _divided_modules() if parts else []
+        has_any = [not parts.isdisjoint(map(id, module.parameters())) for module in divided]
+        self._modules = [weakref.ref(m) for m, has in zip(divided, has_any, strict=True) if has]
+
+    def let_go(self) -> None:
+        """The parts are about to be written to: the next forward pass gathers them anew."""
+        for reference in self._modules:
+            module = reference()
+            if module is not None:
+                module.reshard()
+
+
+def _divided_modules() -> list[Any]:
+    known = getattr(sys.modules.get(LIST[0]), LIST[1], None)
+    return [module for module in list(known or ()) if hasattr(module, "reshard")]

@@ -51,11 +51,18 @@ class Answers:
         return made or self.passed_seals.answer_to(want)
 
     def exported(self, job: Export, content: State) -> None:
-        """The worker has copied the anchor out, for every peer that still lacks it."""
+        """The worker has copied the anchor out, for every peer that still lacks it.
+
+        A newcomer with our first weights may ask before its beat, in which we learn of it. What we
+        have trained alone is in no anchor yet: it gets the one that is founded then."""
         state = self.state
         if self._exporting.get(job.fragment) == job.lineage.key:
             del self._exporting[job.fragment]
+        shows_more = state.key(state.fragments[job.fragment]) > job.lineage.key
         for want in [w for w in state.unanswered if w.fragment == job.fragment]:
+            has_it = want.have == job.lineage.digest
+            if has_it and shows_more:
+                continue
             state.unanswered.remove(want)
-            if want.have != job.lineage.digest:
+            if not has_it:
                 state.emit(Send(want.peer, content, PULL))

@@ -322,8 +322,16 @@ BOUNDS_MUTANTS = (
         "anchors-to-those-that-have-them",
         8,
         "engine/answers",
-        "if want.have != job.lineage.digest:",
+        "if not has_it:",
         "if True:",
+        of("unit/engine/test_answers"),
+    ),
+    Mutant(
+        "newcomers-that-ask-before-their-beat-get-no-answer",
+        1,
+        "engine/answers",
+        "if has_it and shows_more:",
+        "if False:",
         of("unit/engine/test_answers"),
     ),
     never(

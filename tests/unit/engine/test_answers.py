@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from mend_optim.engine.effects import Export
-from mend_optim.protocol.messages import State, Want
-from tests.support.engines import BASE, PEER, THIRD, DrivenEngine
+import torch
+
+from mend_optim.engine.effects import Export, Found
+from mend_optim.engine.mode import Mode
+from mend_optim.protocol.messages import Beat, Report, State, Want
+from tests.support.engines import BASE, GENESIS, PEER, THIRD, DrivenEngine
 
 
 def test_an_anchor_is_not_sent_to_a_peer_that_has_it() -> None:
@@ -17,4 +20,30 @@ def test_an_anchor_is_not_sent_to_a_peer_that_has_it() -> None:
     (export,) = engine.jobs(Export)
     engine.done(export)
     assert [to for to, _ in engine.sent(State)] == [THIRD]
+    assert engine.engine.state.unanswered == []
+
+
+def test_a_newcomer_that_asks_before_its_beat_gets_the_anchor_that_is_founded_for_it() -> None:
+    """It has heard how much a learner has trained alone, and its beat is still on its way. Until
+    then, there is only the anchor that both began with."""
+    engine = DrivenEngine()
+    engine.engine.met(engine.now, PEER, "")
+    engine.step()
+    assert engine.engine.state.mode is Mode.SOLO
+    engine.receive(Want(PEER, 0, BASE.digest))
+    (export,) = engine.jobs(Export)
+    engine.done(export)
+    assert engine.sent(State) == []
+    reports = (Report(BASE.key),)
+    engine.receive(Beat(peer=PEER, address="", count=1, genesis=GENESIS, reports=reports))
+    boundaries = engine.engine.boundaries
+    assert boundaries.fragments_to_copy() == [0]
+    boundaries.reserve_all()
+    boundaries.found((torch.zeros(0),))
+    (found,) = engine.jobs(Found)
+    engine.done(found, digest=b"founded")
+    (export,) = engine.jobs(Export)
+    engine.done(export)
+    assert [(to, state.lineage) for to, state in engine.sent(State)] == [(PEER, engine.lineage)]
+    assert engine.lineage.tokens == 10
     assert engine.engine.state.unanswered == []

@@ -40,12 +40,17 @@ class Nursery:
             start_new_session=True,
         )
         self._rest = b""
+        self._orders = 0
         assert self.heard(time.monotonic() + PATIENCE_S)[0]["event"] == "ready"
 
-    def order(self, **order: Any) -> None:
+    def order(self, **order: Any) -> int:
+        """Give an order. Returns its number, which all lines of its ranks have."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._orders += 1
+        told = {**order, "number": self._orders}
+        self._process.stdin.write(json.dumps(told).encode() + b"\n")
         self._process.stdin.flush()
+        return self._orders
 
     def heard(self, deadline: float) -> list[Facts]:
         """The next lines; none if the deadline passes."""
@@ -79,6 +84,9 @@ class Company:
         #: Of each rank ("a0", "a1", …, "b0"), its events by their names.
         self.events: dict[str, defaultdict[str, list[Facts]]] = {}
         self._started = 0
+        # Of each rank, the order that has started it. Lines of an earlier process of that name may
+        # still be on their way, also from an earlier test.
+        self._orders: dict[str, int] = {}
 
     def start(
         self, learner: str, play: str, ranks: int = 1, *, timeout_s: float = 60.0, **told: Any
@@ -88,7 +96,7 @@ class Company:
         names = [f"{learner}{rank}" for rank in range(ranks)]
         self.events |= {who: defaultdict(list) for who in names}
         self._started += 1
-        self._nursery.order(
+        number = self._nursery.order(
             learner=learner,
             ranks=ranks,
             play=play,
@@ -98,6 +106,7 @@ class Company:
             timeout_s=timeout_s,
             told=told,
         )
+        self._orders |= dict.fromkeys(names, number)
         self.until(lambda: all(self.events[who]["born"] for who in names), "births")
         return names
 
@@ -108,7 +117,7 @@ class Company:
             lines = self._nursery.heard(deadline)
             assert lines, f"waited in vain for {what}\n{self._described()}"
             for line in lines:
-                if line["who"] in self.events:
+                if line["order"] == self._orders.get(line["who"]):
                     self.events[line["who"]][line["event"]].append(line)
 
     def _described(self) -> str:

@@ -25,9 +25,10 @@ from tests.ranks.faults import Mishap
 Facts = dict[str, Any]
 
 
-def say(who: str, event: str, **facts: Any) -> None:
+def say(order: int, who: str, event: str, **facts: Any) -> None:
     """Write one line at once: lines of several processes do not mix."""
-    os.write(1, json.dumps({"who": who, "event": event, **facts}).encode() + b"\n")
+    line = {"order": order, "who": who, "event": event, **facts}
+    os.write(1, json.dumps(line).encode() + b"\n")
 
 
 def play(order: Facts, rank: int) -> None:
@@ -48,7 +49,7 @@ def play(order: Facts, rank: int) -> None:
             ranks=order["ranks"],
             folder=folder,
             addresses=order["addresses"],
-            say=lambda event, **facts: say(who, event, **facts),
+            say=lambda event, **facts: say(order["number"], who, event, **facts),
         )
         scenarios.meet(cast, order["store"], order["timeout_s"])
         scenarios.SCENARIOS[order["play"]](cast, **order["told"])
@@ -67,8 +68,8 @@ def main() -> None:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
-    living: dict[int, str] = {}
-    say("nursery", "ready")
+    living: dict[int, tuple[int, str]] = {}
+    say(0, "nursery", "ready")
     while True:
         ready, _, _ = select.select([0, ended], [], [])
         if ended in ready:
@@ -77,7 +78,7 @@ def main() -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            say(living.pop(pid), "ended", status=os.waitstatus_to_exitcode(status))
+            say(*living.pop(pid), "ended", status=os.waitstatus_to_exitcode(status))
         if 0 not in ready:
             continue
         line = os.read(0, 65536)  # an order at a time: the test waits for "born"
@@ -89,8 +90,8 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 play(order, rank)
-            living[pid] = who
-            say(who, "born", pid=pid)
+            living[pid] = order["number"], who
+            say(*living[pid], "born", pid=pid)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ say their words on a board in shared memory instead."""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
@@ -45,6 +46,8 @@ ABSENT = (
 # do so in the same order (R9), so the numbers agree; ranks of other groups may have met more often.
 _met: Counter[tuple[int, ...]] = Counter()
 _pairs: defaultdict[tuple[int, ...], Pairs] = defaultdict(Pairs)
+# The world that these are of.
+_worlds: list[weakref.ref[Any]] = []
 # Newer versions of torch warn of the older name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -111,6 +114,7 @@ class Group:
         self.size = len(members)
         timeout = _timeout_of(world)
         self._use = Use()
+        _enter(dist.group.WORLD)
         pairs = _pairs[self.members]
         number, free = _meet(members, self.rank, meet_s, pairs.free() if _can_change() else ())
         if free:
@@ -298,6 +302,14 @@ def _set_timeout(group: Any, timeout: timedelta | None) -> None:
     """Let the collectives of a group wait as long as the user's, if torch can change that."""
     if _can_change():
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout or WAIT)
+
+
+def _enter(world: Any) -> None:
+    """In a new world nobody has met: some of its processes may be others than in the last one."""
+    if not any(known() is world for known in _worlds):
+        _worlds[:] = [weakref.ref(world)]
+        _met.clear()
+        _pairs.clear()
 
 
 def _meet(

@@ -1094,4 +1094,12 @@ RANK_MUTANTS = (
         "[parts.isdisjoint(",
         EVALUATED,
     ),
+    Mutant(
+        "ranks-count-their-meetings-in-former-worlds",
+        1,
+        "ranks/group",
+        "        _met.clear()\n",
+        "",
+        of("ranks/test_unusual", "new_world"),
+    ),
 )

@@ -367,4 +367,5 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "called back": unusual.called_back,
     "wrap": unusual.wrap,
     "evaluate": unusual.evaluate,
+    "replace a rank": unusual.replace_a_rank,
 }

@@ -94,3 +94,12 @@ def test_an_evaluation_sees_the_weights_that_are_there_and_changes_no_training(
     own, common, again = plain[0]["seen"][-4:-1]
     assert own == again != pytest.approx(common, abs=1e-3)
     assert first["digest"] == b["digest"]
+
+
+def test_a_rank_that_stays_meets_one_that_is_new_in_a_new_world(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """It has made a learner before, and the new one has not."""
+    company = Company(nursery, tmp_path)
+    taken = [each["taken"] for each in company.left(company.start("a", "replace a rank", 3))]
+    assert taken == [[STEPS, STEPS], [STEPS], [STEPS]]

@@ -210,6 +210,28 @@ def evaluate(cast: Cast) -> None:
     cast.leave({"seen": told, "trained": trained, "digest": finish.digest})
 
 
+def replace_a_rank(cast: Cast) -> None:
+    """A process takes the place of another one, in a new world. The lead goes on as it is."""
+    dist.destroy_process_group()
+    taken = []
+    for number, members in enumerate(([0, 1], [0, 2])):
+        if cast.rank not in members:
+            continue
+        store, rank = f"file://{cast.folder}/world-{number}", members.index(cast.rank)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+        parameter = nn.Parameter(torch.ones(4))
+        inner = torch.optim.SGD([("w", parameter)], lr=0.05)
+        optimizer = learner(cast, inner, peers=[], fragments=1)
+        for _ in range(STEPS):
+            parameter.grad = torch.ones(4)
+            optimizer.step()
+        optimizer.synchronize()
+        taken.append(optimizer.status().step)
+        optimizer.close()
+        dist.destroy_process_group()
+    cast.leave({"taken": taken})
+
+
 class Parts(nn.Module):
     """Two matrices of one shape. One is called as the part of a wrapper is."""
 

@@ -19,10 +19,11 @@ class Answers:
         self._exporting: dict[int, Key] = {}
 
     def asked(self, want: Want) -> None:
-        """A peer wants an anchor of ours."""
-        unanswered = self.state.unanswered
+        """A peer wants an anchor of ours. Its newest want counts, and those of peers that are gone
+        count no more."""
+        unanswered, find = self.state.unanswered, self.state.roster.find
         same = (want.peer, want.fragment)
-        unanswered[:] = [w for w in unanswered if (w.peer, w.fragment) != same]
+        unanswered[:] = [w for w in unanswered if (w.peer, w.fragment) != same and find(w.peer)]
         unanswered.append(want)
         self.answer(want.fragment)
 

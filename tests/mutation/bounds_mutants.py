@@ -334,6 +334,14 @@ BOUNDS_MUTANTS = (
         "if False:",
         of("unit/engine/test_answers"),
     ),
+    Mutant(
+        "wants-of-those-that-are-gone-pile-up",
+        8,
+        "engine/answers",
+        " and find(w.peer)]",
+        "]",
+        of("unit/engine/test_answers"),
+    ),
     never(
         "offers-for-any-model",
         "engine/sealer",

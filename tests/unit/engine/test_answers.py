@@ -6,6 +6,7 @@ import torch
 
 from mend_optim.engine.effects import Export, Found
 from mend_optim.engine.mode import Mode
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Report, State, Want
 from tests.support.engines import BASE, GENESIS, PEER, THIRD, DrivenEngine
 
@@ -47,3 +48,16 @@ def test_a_newcomer_that_asks_before_its_beat_gets_the_anchor_that_is_founded_fo
     assert [(to, state.lineage) for to, state in engine.sent(State)] == [(PEER, engine.lineage)]
     assert engine.lineage.tokens == 10
     assert engine.engine.state.unanswered == []
+
+
+def test_what_peers_wanted_that_are_gone_is_forgotten() -> None:
+    """A peer may ask, and start anew, again and again."""
+    engine = DrivenEngine()
+    engine.step()
+    for incarnation in (1, 2, 3):
+        asker = PeerId(PEER.name, incarnation)
+        engine.engine.met(engine.now, asker, "")
+        engine.receive(Want(asker, 0, BASE.digest))
+        for export in engine.jobs(Export):
+            engine.done(export)
+        assert [want.peer for want in engine.engine.state.unanswered] == [asker]

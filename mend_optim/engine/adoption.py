@@ -17,6 +17,7 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.model_parts import ModelParts
+from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling, is_between
 from mend_optim.engine.repairs import Repairs
@@ -33,7 +34,8 @@ class Adopter:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self.majority = Majority(state)
-        self.pulling = Pulling(state, self.majority)
+        self.passages = Passages(state)
+        self.pulling = Pulling(state, self.majority, self.passages)
         self.first_weights = FirstWeights(state)
         self.parts = ModelParts(state)
         self.attestations = Attestations(state, self.majority)
@@ -138,6 +140,7 @@ class Adopter:
 
     def take_seal(self, now: float, seal: Seal) -> None:
         """A seal arrived, or was made here: advance by it, if it is on our anchor."""
+        self.passages.passed(seal.sender, Way.FROM)
         state, fragment = self.state, self.state.fragments[seal.fragment]
         is_new = seal.key > fragment.lineage.key and state.mode.may_adopt
         if not is_new:
@@ -217,6 +220,7 @@ class Adopter:
 
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
+        self.passages.passed(anchor.peer, Way.FROM)
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         if state.switch:
             self._collect(now, state.switch, anchor)

@@ -62,7 +62,7 @@ class Engine:
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
         self.idleness = Idleness(state)
-        self.offers = Offers(state, self.stragglers, self.idleness)
+        self.offers = Offers(state, self.stragglers, self.idleness, self.adoption.passages)
         self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
         self.answers = Answers(state, self.sealer.relaying.passed_seals)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)

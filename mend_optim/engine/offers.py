@@ -7,6 +7,7 @@ from dataclasses import replace
 from mend_optim.engine.detours import Detours
 from mend_optim.engine.effects import Send
 from mend_optim.engine.idleness import Idleness
+from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.residual_share import NO_SHARE
@@ -22,10 +23,17 @@ from mend_optim.protocol.messages import NO_JOINT, Beat, Call, Message, Offer, R
 class Offers:
     """Sends a learner's own offers, sends them again, and answers calls."""
 
-    def __init__(self, state: EngineState, stragglers: Stragglers, idleness: Idleness) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        stragglers: Stragglers,
+        idleness: Idleness,
+        passages: Passages,
+    ) -> None:
         self.state = state
         self.stragglers = stragglers
         self.idleness = idleness
+        self.passages = passages
         self.standoffs = Standoffs(state)
         self._detours = Detours(state)
         #: By relay that has not brought an offer to its sealer: until when it gets no other.
@@ -209,6 +217,8 @@ class Offers:
         """The peer has all of the offer. The seal that comes back may be as large as float32, and
         then takes that much longer than the offer took."""
         assert pending.offer is not None
+        assert pending.sent_to is not None
+        self.passages.passed(pending.sent_to, Way.TO)
         size, took = nbytes(pending.offer.sections), now - pending.sent_at
         if not self.state.is_buffers(pending.offer.fragment):
             # So few bytes say nothing about the link.
@@ -220,6 +230,8 @@ class Offers:
 
     def undelivered(self, now: float, pending: Pending) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
+        if pending.sent_to is not None and not pending.delivered:
+            self.passages.failed(now, pending.sent_to, Way.TO)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId, p: int) -> None:

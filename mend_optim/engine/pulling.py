@@ -15,6 +15,7 @@ from __future__ import annotations
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
+from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
@@ -31,9 +32,10 @@ NO_REPORT = Report(NOWHERE)
 class Pulling:
     """Pulls greater anchors, and remembers whose do not come."""
 
-    def __init__(self, state: EngineState, majority: Majority) -> None:
+    def __init__(self, state: EngineState, majority: Majority, passages: Passages) -> None:
         self.state = state
         self.majority = majority
+        self.passages = passages
         #: The peers that have handed over whole anchors where only a seal was to be had.
         self._seal_less = Claims()
 
@@ -165,6 +167,7 @@ class Pulling:
 
     def unreachable(self, now: float, peer: PeerId, p: int) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
+        self.passages.failed(now, peer, Way.FROM)
         wanted = self.state.wants.pop(p, None)
         if wanted and wanted.peer == peer:
             self.doubt(now, wanted.peer, wanted.since)

@@ -40,6 +40,7 @@ WARNINGS = (
     "held_up",
     "below_quorum",
     "late_beats",
+    "stuck",
     "uneven",
     "parted",
     "unknown",

@@ -44,7 +44,7 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, Rollback
-from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Report, Rumor
+from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Offer, Report, Rumor
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
@@ -336,6 +336,20 @@ def late_beats() -> Said:
         silence(engine, 1, B)
         silence(engine, 5)
     return engine.events("late_beats")
+
+
+def transfers(kind: str) -> Said:
+    """The beats of a peer come, and none of its offers gets through to it, for two minutes."""
+    engine = DrivenEngine(seals=False)
+    silence(engine, 1, B)
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    for _ in range(2):
+        silence(engine, 60, B)
+        engine.engine.undelivered(engine.now, B, offer)
+        silence(engine, 2, B)
+    engine.engine.delivered(engine.now, B, offer)
+    return engine.events(kind)
 
 
 def uneven() -> Said:
@@ -725,6 +739,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Suspected": suspected,
     "Back again": returned,
     "Beats that come late": late_beats,
+    "Large messages that don't get through": lambda: transfers("stuck"),
+    "Large messages that get through again": lambda: transfers("unstuck"),
     "Evicted": evicted,
     "Left": lambda: left(B, C),
     "Nobody is left": lambda: left(B),

@@ -1,0 +1,71 @@
+"""Whether large messages get through to the peers, and from them.
+
+Some networks pass small packets and drop large ones without a word, such as a tunnel with a smaller
+MTU than the machines at its ends. Beats pass there, so nobody is suspected. But offers or anchors
+do not, so a learner trains on by itself, and nothing else shows that. Each such transfer fails, and
+is begun again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import PeerId
+
+
+class Way(Enum):
+    """What goes which way, and what it means that it does not."""
+
+    TO = "no offer of this learner gets through to it", "its work is not merged"
+    FROM = "no anchor comes from it", "this learner falls behind"
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Transfers that failed one after the other, and none between them that did not."""
+
+    #: When the first one did. This learner's stops don't count.
+    since: float
+    is_told: bool = False
+
+
+class Passages:
+    """Tells the user of live peers with whom transfers fail, for as long as one may stand still."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        #: By incarnation, so that a peer that starts again begins anew.
+        self._failing: dict[tuple[PeerId, Way], _Failure] = {}
+
+    def failed(self, now: float, peer: PeerId, way: Way) -> None:
+        """A transfer with a peer has failed: it stood still, or its connection broke."""
+        alive = self.state.roster.alive()
+        self._failing = {key: known for key, known in self._failing.items() if key[0] in alive}
+        if peer not in alive or not self.state.joined:
+            return
+        awake_s = self.state.stops.awake_s(now)
+        failure = self._failing.setdefault((peer, way), _Failure(awake_s))
+        for_s = awake_s - failure.since
+        if for_s >= self.state.policies.timing.round_timeout_s and not failure.is_told:
+            failure.is_told = True
+            facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
+            text = _STUCK.format(peer.name, *way.value, for_s)
+            self.state.emit(Event("stuck", text, facts))
+
+    def passed(self, peer: PeerId, way: Way) -> None:
+        """A whole large message has got through."""
+        failure = self._failing.pop((peer, way), None)
+        if failure and failure.is_told:
+            text = _PASSED.format(peer.name)
+            facts = {"peer": peer.name, "incarnation": peer.incarnation}
+            self.state.emit(Event("unstuck", text, facts, lifts="stuck"))
+
+
+_STUCK = (
+    "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; look whether a "
+    "firewall keeps this learner from dialling {0}, or whether the network drops large packets, as "
+    "a tunnel may that has a smaller MTU than this machine"
+)
+_PASSED = "large messages get through again between {} and this learner"

@@ -1,0 +1,62 @@
+"""Mutants of the warning that large messages don't get through."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+LAW = 4
+ROOM = "engine/passages"
+TESTS = of("unit/engine/test_passages")
+
+
+def mutant(name: str, old: str, new: str, room: str = ROOM) -> Mutant:
+    return Mutant(name, LAW, room, old, new, TESTS)
+
+
+PASSAGE_MUTANTS = (
+    mutant("one-failure-is-told", "for_s >= self", "for_s + 1e9 >= self"),
+    mutant("a-failure-is-told-each-time", " and not failure.is_told:", ":"),
+    mutant("a-stop-counts-as-a-failure", "self.state.stops.awake_s(now)", "now"),
+    mutant("suspects-are-told-of", "if peer not in alive or not", "if not"),
+    mutant("newcomers-are-told", " or not self.state.joined:", ":"),
+    mutant(
+        "what-failed-before-a-peer-was-gone-counts",
+        "for key, known in self._failing.items() if key[0] in alive}",
+        "for key, known in self._failing.items()}",
+    ),
+    mutant("an-all-clear-of-nothing", "if failure and failure.is_told:", "if failure:"),
+    mutant("no-all-clear", "if failure and failure.is_told:", "if False:"),
+    mutant(
+        "both-ways-are-one", "(peer, way), _Failure(awake_s)", "(peer, Way.TO), _Failure(awake_s)"
+    ),
+    mutant(
+        "an-offer-that-arrived-has-failed",
+        "if pending.sent_to is not None and not pending.delivered:",
+        "if pending.sent_to is not None:",
+        "engine/offers",
+    ),
+    mutant(
+        "an-offer-that-arrives-is-no-sign",
+        "        self.passages.passed(pending.sent_to, Way.TO)\n",
+        "",
+        "engine/offers",
+    ),
+    mutant(
+        "a-seal-is-no-sign",
+        "        self.passages.passed(seal.sender, Way.FROM)\n",
+        "",
+        "engine/adoption",
+    ),
+    mutant(
+        "a-state-is-no-sign",
+        "        self.passages.passed(anchor.peer, Way.FROM)\n",
+        "",
+        "engine/adoption",
+    ),
+    mutant(
+        "a-want-that-fails-is-no-sign",
+        "        self.passages.failed(now, peer, Way.FROM)\n",
+        "",
+        "engine/pulling",
+    ),
+)

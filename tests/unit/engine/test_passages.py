@@ -1,0 +1,140 @@
+"""A network that passes beats and drops what is larger is told of."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.engine.ledger import Event
+from mend_optim.protocol.messages import Goodbye, Offer, Want
+from tests.support.engines import (
+    BASE,
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    among_peers,
+    grown,
+    seal_of,
+    state_of,
+)
+
+#: For as long a transfer may stand still.
+STILL_S = 60.0
+WANT = Want(ME, 0, BASE.digest)
+
+
+def stuck(engine: DrivenEngine) -> list[Event]:
+    return engine.events("stuck", "unstuck")
+
+
+def pass_beats(engine: DrivenEngine, seconds: float) -> None:
+    for _ in range(round(seconds)):
+        engine.beat(step=1)
+        engine.tick(1.0)
+
+
+def offered() -> tuple[DrivenEngine, Offer]:
+    """A learner that has sent its offer to the sealer, and that offer."""
+    engine = among_peers()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    return engine, offer
+
+
+def fail(engine: DrivenEngine, *messages: Offer | Want) -> list[Event]:
+    """Each of these fails after it has stood still, and then there is news of it, or not."""
+    for message in messages:
+        pass_beats(engine, STILL_S)
+        engine.engine.undelivered(engine.now, PEER, message)
+    pass_beats(engine, 2.0)  # the offer is sent again
+    return stuck(engine)
+
+
+def test_offers_that_never_arrive_at_a_live_peer_are_told_once() -> None:
+    engine, offer = offered()
+    assert fail(engine, offer) == []
+    (event,) = fail(engine, offer)
+    assert event.kind == "stuck"
+    assert event.facts == {"peer": "peer", "incarnation": 1, "for_s": STILL_S + 2}
+    assert "peer is heard, but no offer of this learner gets through to it" in event.text
+    assert fail(engine, offer, offer, offer) == []
+    engine.engine.delivered(engine.now, PEER, offer)
+    (event,) = stuck(engine)
+    assert (event.kind, event.lifts) == ("unstuck", "stuck")
+    assert event.facts == {"peer": "peer", "incarnation": 1}
+
+
+def test_anchors_that_never_come_from_a_live_peer_are_told() -> None:
+    engine = among_peers()
+    assert fail(engine, WANT) == []
+    (event,) = fail(engine, WANT)
+    assert "peer is heard, but no anchor comes from it" in event.text
+    engine.receive(state_of(grown(BASE)))
+    assert [event.kind for event in stuck(engine)] == ["unstuck"]
+
+
+@pytest.mark.parametrize("message", [seal_of(BASE), state_of(grown(BASE))])
+def test_an_anchor_that_comes_in_between_shows_that_others_may(message: object) -> None:
+    engine = among_peers()
+    fail(engine, WANT)
+    engine.receive(message)  # type: ignore[arg-type]
+    assert fail(engine, WANT) == []
+
+
+def test_an_offer_that_arrives_in_between_shows_that_others_may() -> None:
+    engine, offer = offered()
+    fail(engine, offer)
+    engine.engine.delivered(engine.now, PEER, offer)
+    engine.engine.undelivered(engine.now, PEER, offer)  # the stream broke before the seal came
+    pass_beats(engine, 2.0)
+    assert fail(engine, offer) == []
+
+
+def test_a_stream_that_breaks_before_the_seal_has_still_brought_the_offer() -> None:
+    engine, offer = offered()
+    for _ in range(3):
+        engine.engine.delivered(engine.now, PEER, offer)
+        assert fail(engine, offer) == []
+
+
+def test_one_way_says_nothing_of_the_other() -> None:
+    engine, offer = offered()
+    fail(engine, offer)
+    engine.receive(state_of(BASE))
+    (event,) = fail(engine, offer)
+    assert event.kind == "stuck"
+
+
+def test_a_peer_that_is_suspected_or_gone_says_nothing() -> None:
+    engine = among_peers()
+    fail(engine, WANT)
+    for _ in range(5):
+        engine.beat(THIRD, address="third:1")
+        engine.tick(1.0)
+    engine.engine.undelivered(engine.now, PEER, WANT)
+    assert fail(engine, WANT) == []
+    engine.receive(Goodbye(PEER))
+    engine.engine.undelivered(engine.now + 9 * STILL_S, PEER, WANT)
+    assert stuck(engine) == []
+
+
+def test_a_stop_of_this_learner_is_not_counted() -> None:
+    engine = among_peers()
+    engine.engine.undelivered(engine.now, PEER, WANT)
+    engine.now += 2 * STILL_S
+    engine.engine.tick(engine.now)
+    engine.beat()
+    engine.engine.undelivered(engine.now, PEER, WANT)
+    assert stuck(engine) == []
+
+
+def test_nothing_is_told_before_a_learner_has_joined() -> None:
+    engine = among_peers()
+    engine.engine.state.joined = False
+    for _ in range(3):
+        engine.engine.undelivered(engine.now, PEER, WANT)
+        for _ in range(round(STILL_S)):
+            engine.now += 1.0
+            engine.engine.state.stops.look(engine.now)
+            engine.engine.state.roster.touch(engine.now, PEER)
+    assert stuck(engine) == []

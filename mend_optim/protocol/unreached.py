@@ -13,6 +13,7 @@ class Unreached(Enum):
     REFUSED = "connection refused"
     ROUTE = "no route to that host"
     ANSWER = "no answer"
+    MUTE = "it accepts connections, and says nothing"
     PROTOCOL = "what answers is no learner"
     LEAVING = "the learner there is leaving"
     WANTS_TLS = "it wants TLS"
@@ -37,6 +38,9 @@ _REMEDIES = {
     Unreached.REFUSED: "start the learner there, or correct its port in peers",
     Unreached.ROUTE: "check the network between the two machines",
     Unreached.ANSWER: "start that machine, or open its firewall for the port",
+    Unreached.MUTE: (
+        "look whether the process there stands still, and whether the network drops large packets"
+    ),
     Unreached.PROTOCOL: (
         "correct the port in peers, and give all learners credentials of one authority, or none"
     ),

@@ -34,6 +34,7 @@ from mend_optim.transport.dial_turns import DialTurns
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
+from mend_optim.transport.security.probe import accepts
 from mend_optim.transport.seeking import PeerList, Resolve, Seeking
 
 log = BackgroundLog("mend_optim.transport")
@@ -268,10 +269,13 @@ class Dialler:
 
     async def _cause(self, address: str, fault: PeerError, name: str, failures: int) -> Unreached:
         """Return why nobody answers at an address. A learner whose certificate is wrong, or that
-        finds ours wrong, may look like another program."""
+        finds ours wrong, may look like another program. One that stands still, or whose packets are
+        too large for the network, may look like a machine that is off."""
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not name:
             return Unreached.NO_LEARNER
+        if cause is Unreached.ANSWER:
+            return Unreached.MUTE if await accepts(address) else cause
         if cause is Unreached.PROTOCOL and failures >= PROBE_AFTER:
             return await self._security.probe(address) or cause
         return cause

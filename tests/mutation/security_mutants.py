@@ -24,6 +24,7 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = CH
 
 EXPIRY = of("unit/transport/security/test_expiry")
 RENEWAL = of("unit/transport/security/test_renewal")
+DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 SECURITY_MUTANTS = (
@@ -274,6 +275,16 @@ SECURITY_MUTANTS = (
         PROBE,
     ),
     mutant("a-probe-at-once", "dialler", "failures >= PROBE_AFTER:", "failures >= 0:", PROBE),
+    mutant(
+        "a-mute-port-is-shut", "dialler", "if cause is Unreached.ANSWER:", "if False:", DIAGNOSIS
+    ),
+    mutant(
+        "a-shut-port-is-mute",
+        "dialler",
+        "Unreached.MUTE if await accepts(address) else cause",
+        "Unreached.MUTE",
+        DIAGNOSIS,
+    ),
     mutant(
         "nobody-wants-tls",
         "security/channels",

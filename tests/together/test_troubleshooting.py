@@ -715,6 +715,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "A name that does not resolve": lambda: dial("no such name"),
     "A name that is only this learner's": lambda: unreached(Unreached.ITSELF),
     "No answer": lambda: dial("silent"),
+    "Nothing but a connection": lambda: unreached(Unreached.MUTE),
     "Not a learner": lambda: dial("TLS"),
     "Credentials that don't fit": lambda: unreached(Unreached.EXPIRED),
     "No route": lambda: unreached(Unreached.ROUTE),

@@ -66,3 +66,16 @@ async def speaks_tls(address: str) -> bool:
     with suppress(OSError, asyncio.TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
     return True
+
+
+async def accepts(address: str) -> bool:
+    """Whether a connection to an address can be opened. Says nothing to what listens there."""
+    host, port = parse_address("address", address)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PATIENCE_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
+    return True

@@ -19,6 +19,7 @@ from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import server as room
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_transport import Transport
+from mend_optim.transport.security import probe
 from tests.unit.transport.recorder import LIMIT, Recorder
 
 grpc = room.grpc  # not imported here: its first importer decides about its fork handlers
@@ -92,6 +93,19 @@ async def other_service() -> AsyncIterator[str]:
         await server.stop(0)
 
 
+@asynccontextmanager
+async def full() -> AsyncIterator[str]:
+    """A port whose queue of connections is full: what else is sent to it is lost, as behind a
+    firewall that drops packets."""
+    with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
+        listening.bind((HOST, 0))
+        listening.listen(0)
+        for queued in (first, second):
+            queued.setblocking(False)
+            queued.connect_ex(listening.getsockname())
+        yield f"{HOST}:{listening.getsockname()[1]}"
+
+
 PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreached]] = {
     "closed port": (closed_port, Unreached.REFUSED),
     "no such name": (no_name, Unreached.NAME),
@@ -100,13 +114,15 @@ PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreache
     "ssh": (lambda: tcp(_speak_first), Unreached.PROTOCOL),
     "hangs up": (lambda: tcp(_hang_up), Unreached.PROTOCOL),
     "another gRPC service": (other_service, Unreached.PROTOCOL),
-    "silent": (lambda: tcp(_stay_silent), Unreached.ANSWER),
+    "silent": (lambda: tcp(_stay_silent), Unreached.MUTE),
+    "full": (full, Unreached.ANSWER),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_dial_tells_why_it_failed(place: str) -> None:
+def test_a_dial_tells_why_it_failed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     there, cause = PLACES[place]
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.5)
 
     async def dial() -> None:
         learner = Recorder("a")

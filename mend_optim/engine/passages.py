@@ -28,6 +28,8 @@ class _Failure:
 
     #: When the first one did. This learner's stops don't count.
     since: float
+    #: The peer's steps at that time.
+    step: int
     is_told: bool = False
 
 
@@ -45,14 +47,20 @@ class Passages:
         self._failing = {key: known for key, known in self._failing.items() if key[0] in alive}
         if peer not in alive or not self.state.joined:
             return
-        awake_s = self.state.stops.awake_s(now)
-        failure = self._failing.setdefault((peer, way), _Failure(awake_s))
+        awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
+        failure = self._failing.setdefault((peer, way), _Failure(awake_s, step))
         for_s = awake_s - failure.since
+        if way is Way.FROM and step == failure.step:
+            return  # it may have trained alone: then its anchor comes with its next step
         if for_s >= self.state.policies.timing.round_timeout_s and not failure.is_told:
             failure.is_told = True
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
             text = _STUCK.format(peer.name, *way.value, for_s)
             self.state.emit(Event("stuck", text, facts))
+
+    def _step_of(self, peer: PeerId) -> int:
+        known = self.state.roster.find(peer)
+        return known.beat.step if known and known.beat else 0
 
     def passed(self, peer: PeerId, way: Way) -> None:
         """A whole large message has got through."""

@@ -24,10 +24,16 @@ PASSAGE_MUTANTS = (
         "for key, known in self._failing.items() if key[0] in alive}",
         "for key, known in self._failing.items()}",
     ),
+    mutant(
+        "a-lone-learner-that-evaluates-is-told-of",
+        "if way is Way.FROM and step",
+        "if False and step",
+    ),
+    mutant("a-learner-that-evaluates-hides-lost-offers", "if way is Way.FROM and step", "if step"),
     mutant("an-all-clear-of-nothing", "if failure and failure.is_told:", "if failure:"),
     mutant("no-all-clear", "if failure and failure.is_told:", "if False:"),
     mutant(
-        "both-ways-are-one", "(peer, way), _Failure(awake_s)", "(peer, Way.TO), _Failure(awake_s)"
+        "both-ways-are-one", "(peer, way), _Failure(awake_s", "(peer, Way.TO), _Failure(awake_s"
     ),
     mutant(
         "an-offer-that-arrived-has-failed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mend_optim.engine.ledger import Event
@@ -27,9 +29,9 @@ def stuck(engine: DrivenEngine) -> list[Event]:
     return engine.events("stuck", "unstuck")
 
 
-def pass_beats(engine: DrivenEngine, seconds: float) -> None:
+def pass_beats(engine: DrivenEngine, seconds: float, *, trains: bool = True) -> None:
     for _ in range(round(seconds)):
-        engine.beat(step=1)
+        engine.beat(step=round(engine.now) if trains else 1)
         engine.tick(1.0)
 
 
@@ -41,12 +43,12 @@ def offered() -> tuple[DrivenEngine, Offer]:
     return engine, offer
 
 
-def fail(engine: DrivenEngine, *messages: Offer | Want) -> list[Event]:
+def fail(engine: DrivenEngine, *messages: Offer | Want, trains: bool = True) -> list[Event]:
     """Each of these fails after it has stood still, and then there is news of it, or not."""
     for message in messages:
-        pass_beats(engine, STILL_S)
+        pass_beats(engine, STILL_S, trains=trains)
         engine.engine.undelivered(engine.now, PEER, message)
-    pass_beats(engine, 2.0)  # the offer is sent again
+    pass_beats(engine, 2.0, trains=trains)  # the offer is sent again
     return stuck(engine)
 
 
@@ -71,6 +73,19 @@ def test_anchors_that_never_come_from_a_live_peer_are_told() -> None:
     assert "peer is heard, but no anchor comes from it" in event.text
     engine.receive(state_of(grown(BASE)))
     assert [event.kind for event in stuck(engine)] == ["unstuck"]
+
+
+def test_a_peer_that_takes_no_step_may_have_no_anchor_to_give() -> None:
+    engine = among_peers()
+    assert fail(engine, WANT, WANT, WANT, trains=False) == []
+    (event,) = fail(engine, WANT)
+    assert event.kind == "stuck"
+
+
+def test_offers_to_a_peer_that_takes_no_step_arrive_all_the_same() -> None:
+    engine, offer = offered()
+    (event,) = fail(engine, offer, offer, trains=False)
+    assert event.kind == "stuck"
 
 
 @pytest.mark.parametrize("message", [seal_of(BASE), state_of(grown(BASE))])
@@ -123,7 +138,7 @@ def test_a_stop_of_this_learner_is_not_counted() -> None:
     engine.engine.undelivered(engine.now, PEER, WANT)
     engine.now += 2 * STILL_S
     engine.engine.tick(engine.now)
-    engine.beat()
+    engine.beat(step=100)
     engine.engine.undelivered(engine.now, PEER, WANT)
     assert stuck(engine) == []
 
@@ -131,7 +146,11 @@ def test_a_stop_of_this_learner_is_not_counted() -> None:
 def test_nothing_is_told_before_a_learner_has_joined() -> None:
     engine = among_peers()
     engine.engine.state.joined = False
-    for _ in range(3):
+    peer = engine.engine.state.roster.find(PEER)
+    assert peer is not None
+    assert peer.beat is not None
+    for step in range(3):
+        peer.beat = replace(peer.beat, step=step)
         engine.engine.undelivered(engine.now, PEER, WANT)
         for _ in range(round(STILL_S)):
             engine.now += 1.0

@@ -1,15 +1,17 @@
 """The connections for bulky messages to one peer: several lanes side by side.
 
-One connection seldom fills a long link. It sends no more per round trip than its window holds, and
-the window is halved at each lost packet. So messages that are on their way at the same time take
-connections of their own, as the fragments of a model do: as many as there are messages, but few to
-each of many peers, which share this learner's link anyway."""
+One connection seldom fills a long link that loses packets: it sends no more per round trip than its
+window holds, and the window is halved at each loss. So a message that finds another one on its way
+takes a connection of its own, as those of several fragments do; but few to each of many peers,
+which share this learner's link anyway. Where messages leave faster than they come, they take one
+connection, one after the other: its window is open, and that of a new one grows by and by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mend_optim.errors import PeerError
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.stream import Dialled
 
@@ -27,7 +29,12 @@ class _Lane:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.streams = 0
+        self.streams: list[Dialled] = []
+
+    @property
+    def load(self) -> int:
+        """The messages that are on their way."""
+        return sum(stream.moves for stream in self.streams)
 
 
 class Lanes:
@@ -39,7 +46,7 @@ class Lanes:
 
     def __init__(self, hang_up: Callable[[Connection], object]) -> None:
         self._hang_up = hang_up
-        #: The one that was taken last is the last.
+        #: First those that have served well lately, last those that have failed.
         self._lanes: list[_Lane] = []
 
     @property
@@ -51,8 +58,8 @@ class Lanes:
     def stream(
         self, method: str, connect: Callable[[], Connection], most: int
     ) -> Iterator[Dialled]:
-        """Open a stream for an RPC, on the lane with the fewest. One of several such lanes is the
-        one that was taken least lately: the last one may be broken.
+        """Open a stream for an RPC, on the lane with the fewest messages on their way. Of several
+        such lanes, that is one which has served well lately; one that has failed comes last.
 
         Args:
             method: The RPC.
@@ -60,21 +67,30 @@ class Lanes:
             most: Make no more lanes than that.
         """
         lane = self._take(connect, most)
-        lane.streams += 1
-        try:
-            with lane.connection.stream(method) as stream:
+        with lane.connection.stream(method) as stream:
+            lane.streams.append(stream)
+            try:
                 yield stream
-        finally:
-            lane.streams -= 1
+            except PeerError:
+                self._move(lane, len(self._lanes))
+                raise
+            else:
+                self._move(lane, 0)
+            finally:
+                lane.streams.remove(stream)
 
     def _take(self, connect: Callable[[], Connection], most: int) -> _Lane:
-        lane = min(self._lanes, key=lambda lane: lane.streams, default=None)
-        if lane is None or (lane.streams and len(self._lanes) < most):
+        lane = min(self._lanes, key=lambda lane: lane.load, default=None)
+        if lane is None or (lane.load and len(self._lanes) < most):
             lane = _Lane(connect())
-        else:
-            self._lanes.remove(lane)
-        self._lanes.append(lane)
+            self._lanes.append(lane)
         return lane
+
+    def _move(self, lane: _Lane, place: int) -> None:
+        """Give a lane that is still one of these another place among them."""
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+            self._lanes.insert(place, lane)
 
     def close(self) -> None:
         """Hang up. The next stream makes a new lane."""

@@ -43,6 +43,9 @@ class Stream(Protocol):
     async def finish(self) -> None:
         """Announce that nothing else will be written."""
 
+    def rest(self) -> None:
+        """Nothing moves on it from here on, until the other end has an answer."""
+
 
 class Counter:
     """Counts the bytes of all frames of a learner's streams."""
@@ -128,6 +131,8 @@ class Rpc:
     """
 
     def __init__(self, rpc: Any, counter: Counter, patience_s: float) -> None:
+        #: Whether a message is on its way.
+        self.moves = True
         self._rpc = rpc
         self._counter = counter
         self._patience_s = patience_s
@@ -139,6 +144,9 @@ class Rpc:
             return None
         self._counter.received += len(frame)
         return frame
+
+    def rest(self) -> None:
+        self.moves = False
 
     async def write(self, frame: bytes) -> None:
         # counted first: the frame may arrive although this task is cancelled while it waits

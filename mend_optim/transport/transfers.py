@@ -211,6 +211,7 @@ class Transfers:
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the offer")
+            stream.rest()
             self._handler.delivered(link.id, offer)
             is_last = False
             while not is_last:

@@ -17,14 +17,40 @@ def lane_mutant(name: str, old: str, new: str) -> Mutant:
 
 DEPARTURE_MUTANTS = (
     lane_mutant("all-messages-share-one-lane", " and len(self._lanes) < most", " and False"),
-    lane_mutant("each-message-has-a-lane-of-its-own", "lane.streams and ", ""),
-    lane_mutant("a-full-lane-gets-fuller", "key=lambda lane: lane.streams, ", "key=id, "),
+    lane_mutant("each-message-has-a-lane-of-its-own", "lane.load and ", ""),
+    lane_mutant("a-full-lane-gets-fuller", "key=lambda lane: lane.load, ", "key=id, "),
+    lane_mutant(
+        "a-stream-that-waits-blocks-its-lane",
+        "sum(stream.moves for stream in self.streams)",
+        "len(self.streams)",
+    ),
+    lane_mutant("a-lane-that-is-ready-grows-cold", "self._move(lane, 0)", "pass"),
+    Mutant(
+        "an-exchange-never-rests",
+        7,
+        "transport/transfers",
+        "            stream.rest()\n",
+        "",
+        of("unit/transport/test_transfers"),
+    ),
+    Mutant(
+        "a-stream-never-rests",
+        7,
+        "transport/stream",
+        "        self.moves = False\n",
+        "        pass\n",
+        DIALLED,
+    ),
     lane_mutant(
         "a-broken-lane-is-taken-again",
-        "        self._lanes.append(lane)\n",
-        "        self._lanes.insert(0, lane)\n",
+        "                self._move(lane, len(self._lanes))\n",
+        "                pass\n",
     ),
-    lane_mutant("a-lane-stays-busy", "            lane.streams -= 1\n", "            pass\n"),
+    lane_mutant(
+        "a-lane-stays-busy",
+        "                lane.streams.remove(stream)\n",
+        "                pass\n",
+    ),
     lane_mutant("each-of-many-peers-has-all-lanes", ", MOST_IN_ALL // max(1, peers)", ", MOST"),
     lane_mutant(
         "lanes-outlive-the-address",

@@ -871,20 +871,19 @@ async def test_an_offer_goes_up_and_seals_come_down_until_one_holds_it(crew):
 @scenario
 async def test_the_offers_of_several_fragments_have_connections_of_their_own(crew):
     """Each goes up, and its seal comes down, beside the others."""
-    a, b = await crew.pair(limit=([LIMIT] * 4).__getitem__)
-    offers = [offer_of(a, fragment=p) for p in range(4)]
+    a, b = await crew.pair(limit=([LIMIT] * 5).__getitem__)
+    *offers, last = [offer_of(a, fragment=p) for p in range(5)]
     for offer in offers:
         a.transport.send(b.id, offer, "")
-    await b.until(lambda: len(b.messages(Offer)) == len(offers))
+    await a.until(lambda: len(a.of("delivered")) == len(offers))
     link = a.transport._links.get(b.id)
     assert len(link.lanes.connections) == len(offers)
-    for offer in offers:
-        b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
-    await a.until(lambda: len(a.messages(Seal)) == len(offers))
-    await settled(b, a)
-    a.transport.send(b.id, offer_of(a, seq=2), "")
-    await b.until(lambda: len(b.messages(Offer)) == len(offers) + 1)
+    a.transport.send(b.id, last, "")  # the others have arrived, and wait for their seals
+    await a.until(lambda: len(a.of("delivered")) == len(offers) + 1)
     assert len(link.lanes.connections) == len(offers)
+    for offer in (*offers, last):
+        b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
+    await a.until(lambda: len(a.messages(Seal)) == len(offers) + 1)
 
 
 async def settled(server: Learner, client: Learner) -> None:

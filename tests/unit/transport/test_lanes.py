@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.errors import PeerError
 from mend_optim.transport.lanes import MOST, MOST_IN_ALL, Lanes, most_lanes
+
+
+class Stream:
+    """A stream on the connection of that number, with a message on its way until it rests."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.moves = True
 
 
 class Line:
@@ -18,9 +29,10 @@ class Line:
         self.opened = 0
 
     @contextmanager
-    def stream(self, method: str):
+    def stream(self, method: str) -> Iterator[Stream]:
+        assert method == "Exchange"
         self.opened += 1
-        yield (method, self.number)
+        yield Stream(self.number)
 
 
 class Dialled:
@@ -43,39 +55,63 @@ def test_messages_one_after_the_other_take_one_lane() -> None:
     dialled = Dialled()
     for _ in range(3):
         with dialled.stream() as stream:
-            assert stream == ("Exchange", 0)
+            assert stream.number == 0
     assert len(dialled.made) == 1
+
+
+def test_a_stream_that_waits_for_its_answer_leaves_its_lane_to_others() -> None:
+    dialled = Dialled()
+    with dialled.stream() as one:
+        one.moves = False
+        with dialled.stream() as other:
+            assert other.number == one.number
 
 
 def test_messages_at_the_same_time_take_lanes_of_their_own() -> None:
     dialled = Dialled()
     with dialled.stream() as one, dialled.stream() as other:
-        assert one != other
+        assert one.number != other.number
     assert dialled.lanes.connections == dialled.made
 
 
 @given(st.integers(1, MOST), st.integers(1, 40))
-def test_the_lanes_share_the_streams_evenly(most: int, streams: int) -> None:
+def test_the_lanes_share_the_messages_evenly(most: int, messages: int) -> None:
     dialled = Dialled()
     with ExitStack() as stack:
-        for _ in range(streams):
+        for _ in range(messages):
             stack.enter_context(dialled.stream(most))
         opened = [line.opened for line in dialled.made]
-    assert len(opened) == min(most, streams)
+    assert len(opened) == min(most, messages)
     assert max(opened) - min(opened) <= 1
 
 
-def test_a_message_that_failed_goes_by_another_lane() -> None:
-    """Its lane may be broken, and none of its streams open any more."""
+def two_lanes() -> Dialled:
+    """Two lanes with nothing on their way, of which the first was the last to serve well."""
     dialled = Dialled()
     with dialled.stream(), dialled.stream():
         pass
-    taken = []
-    for _ in range(4):
-        with suppress(OSError), dialled.stream() as (_, number):
-            taken.append(number)
-            raise OSError("broken")
-    assert taken == [0, 1, 0, 1]
+    return dialled
+
+
+def test_the_lane_that_has_served_well_last_is_taken_again() -> None:
+    """Its window is open."""
+    dialled = Dialled()
+    with ExitStack() as later, dialled.stream():
+        later.enter_context(dialled.stream())
+    for _ in range(3):
+        with dialled.stream() as stream:
+            assert stream.number == 1
+
+
+@pytest.mark.parametrize(("fault", "taken"), [(PeerError, [0, 1, 0, 1]), (OSError, [0, 0, 0, 0])])
+def test_a_lane_that_has_failed_is_taken_last(fault: type[Exception], taken: list[int]) -> None:
+    """A message that this learner itself gives up says nothing about its lane."""
+    dialled, found = two_lanes(), []
+    for _ in taken:
+        with suppress(fault), dialled.stream() as stream:
+            found.append(stream.number)
+            raise fault("it failed")
+    assert found == taken
 
 
 def test_fewer_lanes_are_made_once_there_are_more_peers() -> None:
@@ -90,8 +126,8 @@ def test_all_lanes_hang_up_and_new_ones_are_made() -> None:
     with dialled.stream(), dialled.stream():
         dialled.lanes.close()
         assert dialled.closed == dialled.made
-        with dialled.stream() as (_, number):
-            assert number == 2
+        with dialled.stream() as stream:
+            assert stream.number == 2
     assert dialled.lanes.connections == dialled.made[2:]
     dialled.lanes.close()
     assert dialled.closed == dialled.made

@@ -51,6 +51,8 @@ class Cable:
         self.swallows_after: float = float("inf")
         self.passed = 0
         self.nbytes = {"up": 0, "down": 0}
+        #: The directions in which an end waits for an answer.
+        self.resting: list[str] = []
         self.inboxes: dict[str, asyncio.Queue[Any]] = {
             "up": asyncio.Queue(),
             "down": asyncio.Queue(),
@@ -90,6 +92,10 @@ class End:
     async def finish(self) -> None:
         await self.cable.carry(self.writes, None)
 
+    def rest(self) -> None:
+        assert self.reads not in self.cable.resting
+        self.cable.resting.append(self.reads)
+
 
 class Script:
     """A stream whose other end says what is written here, whatever it hears."""
@@ -105,6 +111,8 @@ class Script:
         self.written.append(frame)
 
     async def finish(self) -> None: ...
+
+    def rest(self) -> None: ...
 
     def __enter__(self) -> Script:
         return self
@@ -212,6 +220,7 @@ async def test_an_offer_is_acknowledged_and_seals_come_until_one_holds_it(a, b):
     offer = offer_of(a, size=3000)
     other, own = seal_of(b, version=1), seal_of(b, offer, version=2)
     b.replies("exchange", other, own)
+    cable = a.cable
     a.transfers.exchange(a.link, offer)
     await a.comes_to_rest()
     assert contents(b.messages(Offer)[0]) == contents(offer)
@@ -221,6 +230,7 @@ async def test_an_offer_is_acknowledged_and_seals_come_until_one_holds_it(a, b):
         "received",
     ]
     assert a.messages(Seal) == [other, own]
+    assert cable.resting == ["down"]
     assert b.link.requests == {}
     assert a.of("undelivered") == b.faults == []
 

@@ -228,13 +228,15 @@ def _listed(model: tuple[tuple[str, str], ...], prefix: str) -> list[tuple[str, 
 def refusal(mine: Hello, theirs: Hello) -> str:
     """Return why two learners must not train together, naming the first field that differs; empty
     if they may. A hello that is a refusal shows no model and no settings, so it gives its reason
-    itself."""
+    itself. One that only asks is answered whatever its name: a visitor shows the credentials of the
+    learner of its machine, which may be the one that it asks."""
     if mine.protocol != theirs.protocol:
         return (
             f"protocol version: here {mine.protocol}, there {theirs.protocol};"
             " install the same mend-optim on both"
         )
-    if mine.peer.name == theirs.peer.name:
+    asks = mine.only_asks or theirs.only_asks
+    if mine.peer.name == theirs.peer.name and not asks:
         return (
             f"name: {mine.peer.name!r} on both sides, here started {mine.peer.started}, there"
             f" {theirs.peer.started}; give every learner a name of its own, or end one of the two"

@@ -222,6 +222,27 @@ CLI_MUTANTS = (
         FINDINGS,
     ),
     mutant(
+        "settings-that-were-not-told-are-called-equal",
+        "cli/check/findings",
+        "if not all(visit.settings for visit in visits):",
+        "if not visits:",
+        FINDINGS,
+    ),
+    mutant(
+        "settings-that-were-not-told-differ",
+        "cli/check/findings",
+        "for each in visits if each.answer and each.settings",
+        "for each in visits if each.answer",
+        FINDINGS,
+    ),
+    mutant(
+        "a-visitor-of-the-learners-own-name-is-told-nothing",
+        "protocol/handshake",
+        " and not asks",
+        "",
+        of("unit/protocol/test_messages", "visitor"),
+    ),
+    mutant(
         "one-learner-at-two-addresses-agrees-with-itself",
         "cli/check/findings",
         "if len(learners) < 2 or differing(all_facts):",

@@ -203,15 +203,20 @@ def test_a_learner_with_certificates_proves_its_name(tmp_path: Path) -> None:
 
     authority = new_authority()
     files = {name: files_of(tmp_path / name, authority, name) for name in "ab"}
-    (address,) = free_addresses(1)
-    with learner(address, credentials=Credentials.files(files["a"])):
-        status, told = checked(address, "--credentials", str(files["b"]))
+    one, other = free_addresses(2)
+    with ExitStack() as stack:
+        for address, name in ((one, "a"), (other, "b")):
+            credentials = Credentials.files(files[name])
+            stack.enter_context(learner(address, name, credentials=credentials))
+        status, told = checked(one, "--credentials", str(files["b"]))
         assert status == 0, told
         assert "answers     as a" in told
         assert "secured     mutual TLS (files)" in told
-        # From its own machine, with its own files.
-        status, told = checked(address, "--credentials", str(files["a"]))
+        # From the machine of one of them, with its own files.
+        status, told = checked(one, other, "--settings", "--credentials", str(files["a"]))
         assert status == 0, told
+        assert told.count("model       2 parameters, the first is [1, 4] torch.float32") == 2
+        assert EQUAL.format(2) in told
 
 
 def test_an_address_that_others_cannot_dial_is_told() -> None:

@@ -184,8 +184,8 @@ def has_faults(all_facts: Sequence[Facts]) -> bool:
 
 
 def differing(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
-    """By setting in which learners differ, and must not, the values of all that answered, in their
-    order."""
+    """By setting in which learners differ, and must not, the values of all that told theirs, in
+    their order. A learner of another version of the protocol tells none."""
     compared = _compared(all_facts).items()
     return {name: values for name, values in compared if name not in MAY_DIFFER}
 
@@ -198,8 +198,16 @@ def allowed_to_differ(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
     return {name: values for name, values in asked.items() if len({*values} - {NOT_TOLD}) > 1}
 
 
+def _told(all_facts: Sequence[Facts]) -> list[tuple[str, dict[str, str]]]:
+    """The name and the settings of each learner that told them, in their order."""
+    visits = [facts.visit for facts in all_facts if facts.visit]
+    return [
+        (each.answer.peer.name, each.settings) for each in visits if each.answer and each.settings
+    ]
+
+
 def _compared(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
-    settings = [facts.visit.settings for facts in all_facts if facts.visit and facts.visit.answer]
+    settings = [each for _, each in _told(all_facts)]
     found = {}
     for name in dict.fromkeys(name for each in settings for name in each):
         values = [each.get(name, "not set") for each in settings]
@@ -220,18 +228,19 @@ def allowed_differences(all_facts: Sequence[Facts]) -> list[str]:
 
 def agreement(all_facts: Sequence[Facts]) -> str:
     """A line that says that the settings which learners must share are equal; empty if they are
-    not, or if fewer than two learners have told theirs."""
+    not, or if fewer than two learners have told theirs, or if one that answered has not."""
     visits = [each.visit for each in all_facts if each.visit and each.visit.answer]
-    learners = {visit.answer.peer for visit in visits if visit.answer and visit.settings}
+    learners = {visit.answer.peer for visit in visits if visit.answer}
     if len(learners) < 2 or differing(all_facts):
+        return ""
+    if not all(visit.settings for visit in visits):
         return ""
     answered = f"the {len(learners)} learners that answered"
     return f"The settings that learners must share are equal on {answered}."
 
 
 def _table(all_facts: Sequence[Facts], differing: dict[str, list[str]]) -> list[str]:
-    visits = [each.visit for each in all_facts if each.visit]
-    names = [shown(visit.answer.peer.name) for visit in visits if visit.answer]
+    names = [shown(name) for name, _ in _told(all_facts)]
     rows = [(name, *map(shown, values)) for name, values in differing.items()]
     return table_of(("setting", *names), rows, 99) if rows else []
 

@@ -58,6 +58,13 @@ def test_one_name_twice_is_refused() -> None:
     )
 
 
+def test_a_visitor_with_the_name_of_the_learner_that_it_asks_is_answered() -> None:
+    """Such as `mend check` with the credentials of the learner of its machine."""
+    asks = replace(THERE, peer=PeerId(HERE.peer.name, 1), model=(), policy=(("sync_every", "?"),))
+    for mine, theirs in ((HERE, asks), (asks, HERE)):
+        assert refusal(mine, theirs).partition(":")[0] != "name"
+
+
 def test_a_process_that_is_turned_away_hears_of_both_starts_and_the_remedy() -> None:
     known, other = PeerId("a", 10**18), PeerId("a", 5 * 10**17)
     text = Namesake(known, Life.ALIVE).reason(other)

@@ -227,7 +227,7 @@ class Accounts:
             replaced: the weights become the anchor, and the work trained since is dropped.
         """
         if replaced and not merged_own_offer:
-            self._give_up_pending()
+            self._give_up_pending(lineage)
         if lineage.tokens > self.lineage.tokens and not merged_own_offer:
             self.residual.missed_round(self.pending is not None)
         if self.source_moved_on(lineage):
@@ -255,7 +255,7 @@ class Accounts:
         if pending.claim.author == self.me:
             # An offer in the checkpoint's name proves nothing: its process may have made another.
             self.restored_from = None
-        self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+        self.share.add(pending.claim.author, pending.numbers, pending.tokens, self.lineage)
         settled = self.settled
         self.settled = Totals(
             settled.step + pending.steps,
@@ -282,12 +282,13 @@ class Accounts:
         else:
             pending.renumbered(max(self.me.incarnation, pending.seq + 1), follows)
 
-    def _give_up_pending(self) -> None:
+    def _give_up_pending(self, lineage: Lineage) -> None:
         """The pending offer is sent no more, and its work counts as dropped. An anchor that merges
-        it all the same also has the offer that it follows."""
+        it all the same also has the offer that it follows. `lineage` is the anchor's from now
+        on."""
         pending, self.pending = self.pending, None
         if pending:
-            self.share.add(pending.claim.author, pending.numbers, 0)
+            self.share.add(pending.claim.author, pending.numbers, 0, lineage)
 
     def drop(self, totals: Totals) -> Totals:
         """All that is unmerged is dropped. Returns how much that is."""
@@ -352,10 +353,10 @@ class Accounts:
         tokens = at.tokens - self.settled.tokens
         pending = self.pending
         if pending:  # another branch may have merged just that
-            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens, lineage)
             follows = pending.seq if pending.claim.author == self.me else follows
             tokens -= pending.tokens
-        self.share.add(self.me, {self.seq: follows}, tokens)
+        self.share.add(self.me, {self.seq: follows}, tokens, lineage)
         self.lineage = lineage
         self.pending = None
         self.inherited = None

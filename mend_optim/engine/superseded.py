@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 from mend_optim.protocol.lineage import Lineage, PeerId
 
-# Offers that are remembered. A change of branches goes back as far as a partition lasts.
+# Offers that are remembered, at least. A change of branches goes back as far as a partition lasts.
 KEPT = 1024
+#: Offers that are forgotten at a time: a look at the account takes as long as a thousand of them.
+AT_A_TIME = 256
 
 
 class Merged(NamedTuple):
@@ -35,22 +37,29 @@ class SupersededAccount:
     def __init__(self) -> None:
         #: By (author, seq).
         self._offers: dict[tuple[PeerId, int], Merged] = {}
-        #: The keys of each offer, oldest first. Invariant: at most `KEPT`.
+        #: The keys of each offer, oldest first. Invariant: less than `KEPT + AT_A_TIME`.
         self._kept: deque[list[tuple[PeerId, int]]] = deque()
-        #: Tokens of all that are kept.
+        #: Tokens of all that are kept, and of those that were superseded when they were forgotten:
+        #: these stay lost.
         self._total = 0
 
-    def add(self, author: PeerId, numbers: Mapping[int, int], tokens: int) -> None:
-        """An offer was merged. `numbers` maps each of its numbers to the offer that it followed."""
+    def add(
+        self, author: PeerId, numbers: Mapping[int, int], tokens: int, lineage: Lineage
+    ) -> None:
+        """An offer was merged. `numbers` maps each of its numbers to the offer that it followed.
+        `lineage` is the anchor's by now."""
         keys = [(author, seq) for seq in numbers]
         self._offers.update(
             {(author, seq): Merged(follows, tokens) for seq, follows in numbers.items()}
         )
         self._kept.append(keys)
         self._total += tokens
-        if len(self._kept) > KEPT:
-            oldest = [self._offers.pop(key) for key in self._kept.popleft()]
-            self._total -= oldest[0].tokens
+        if len(self._kept) >= KEPT + AT_A_TIME:
+            before = self.superseded_tokens(lineage)
+            for _ in range(AT_A_TIME):
+                for key in self._kept.popleft():
+                    del self._offers[key]
+            self._total -= self.superseded_tokens(lineage) - before
 
     def superseded_tokens(self, lineage: Lineage) -> int:
         """Tokens of this learner that were merged, but are not in this anchor: it belongs to

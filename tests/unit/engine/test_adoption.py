@@ -734,8 +734,8 @@ def test_a_learner_names_itself_if_an_anchor_lacks_its_earlier_work() -> None:
     nothing is missing."""
     engine = among_peers()
     mine = Entry(ME, 1, 40, 4)
-    engine.fragment.share.add(ME, {1: 0}, 40)
-    engine.fragment.share.add(ME, {2: 0}, 5)
+    engine.fragment.share.add(ME, {1: 0}, 40, engine.fragment.lineage)
+    engine.fragment.share.add(ME, {2: 0}, 5, engine.fragment.lineage)
     engine.fragment.lineage = grown(engine.lineage, mine)
     theirs = grown(grown(BASE), mine._replace(seq=2))
     engine.beat(PEER, theirs)

@@ -12,6 +12,7 @@ from mend_optim.engine.other_models import OtherModels
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.token_rates import TokenRates
 from mend_optim.membership.peer import Peer
+from mend_optim.membership.seeds import grouped
 from mend_optim.protocol.lineage import PeerId
 
 #: Names of peers that are gone which are kept, to tell their return; the oldest go first.
@@ -25,6 +26,7 @@ _UNDIALLED = (
 )
 _BROKE = "its connection broke"
 _TRAINS_ON = ": training alone until somebody comes"
+_LOOKS = "; still looking at {}"
 
 
 class Doubt(NamedTuple):
@@ -160,7 +162,15 @@ class Presence:
             self._alone = kind
         if not is_known:
             text += _ALONE * alone + _TRAINS_ON * (alone and not self.state.finishes)
+            if alone and kind == "evicted":
+                text += self._looks()
             self.state.emit(describe(id, kind, text))
+
+    def _looks(self) -> str:
+        """Where this learner goes on looking for others, and what it finds there: perhaps they have
+        shut it out."""
+        found = ", ".join(grouped(self.state.seeds.failed()))
+        return _LOOKS.format(found) if found and not self.state.finishes else ""
 
     def _tell_company(self) -> None:
         """Lift the news that this learner is alone."""

@@ -3,18 +3,17 @@ meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
+from mend_optim.membership.seeds import grouped
 from mend_optim.protocol.lineage import PeerId
 
 #: A name that has not resolved for this part of `join_timeout_s` is taken for a wrong one. Less
 #: would be wrong where a name resolves only once its machine, or its container, has started.
 UNRESOLVED = 1 / 3
-#: Addresses with one cause that a text names. It counts the rest.
-EACH_NAMED = 4
 
 _NO_ANSWER_YET = "no answer yet"
 _NOT_BEGUN = "{} is there, before its first step"
@@ -111,7 +110,7 @@ class Waiting:
         """The things that this learner waits for: addresses with causes, or weights."""
         causes = self.causes()
         if causes:
-            return ", ".join(_grouped(causes))
+            return ", ".join(grouped(causes))
         if self.pausing:
             return _WITH_ITS_STEP.format(_names(self.pausing))
         sources = {wanted.peer for wanted in self.state.wants.values()}
@@ -124,13 +123,3 @@ class Waiting:
 
 def _names(peers: Iterable[PeerId]) -> str:
     return ", ".join(sorted(peer.name for peer in peers))
-
-
-def _grouped(causes: Mapping[str, str]) -> Iterator[str]:
-    """The addresses of each cause, with the cause."""
-    by_cause: dict[str, list[str]] = {}
-    for address, why in causes.items():
-        by_cause.setdefault(why, []).append(address)
-    for why, addresses in by_cause.items():
-        more = f" and {len(addresses) - EACH_NAMED} more" if len(addresses) > EACH_NAMED else ""
-        yield f"{', '.join(addresses[:EACH_NAMED])}{more} ({why})"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.seed_lists import Listing, SeedLists
 from mend_optim.protocol.unreached import Unreached
+
+#: Addresses with one cause that a text names. It counts the rest.
+EACH_NAMED = 4
 
 _NOT_GIVEN_UP = "this learner's earlier process, started {}, is not yet given up there"
 
@@ -156,6 +159,11 @@ class Seeds:
         that have refused this learner."""
         return [*self.missing, *sorted(self.refused)]
 
+    def failed(self) -> dict[str, str]:
+        """Return, by address, why nobody is there to train with, where that is known."""
+        known = {**self.unreached, **self.refused}
+        return {address: self.cause(address) for address in self.found if address in known}
+
     def causes(self, addresses: Iterable[str]) -> str:
         """Return them as a list to read, each with the cause."""
         return ", ".join(f"{address} ({self.cause(address)})" for address in addresses)
@@ -187,3 +195,13 @@ class Seeds:
     def peers(self) -> list[PeerId]:
         """Return the peers that were met at the addresses."""
         return [peer for peer in self.found.values() if peer is not None]
+
+
+def grouped(causes: Mapping[str, str]) -> Iterator[str]:
+    """The addresses of each cause, with the cause."""
+    by_cause: dict[str, list[str]] = {}
+    for address, why in causes.items():
+        by_cause.setdefault(why, []).append(address)
+    for why, addresses in by_cause.items():
+        more = f" and {len(addresses) - EACH_NAMED} more" if len(addresses) > EACH_NAMED else ""
+        yield f"{', '.join(addresses[:EACH_NAMED])}{more} ({why})"

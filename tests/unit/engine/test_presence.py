@@ -10,6 +10,7 @@ from mend_optim.engine.effects import Found
 from mend_optim.engine.ledger import Event
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Goodbye, Rumor
+from mend_optim.protocol.unreached import Unreached
 from tests.support.engines import ME, OTHER, PEER, THIRD, DrivenEngine
 
 KINDS = ("met", "left", "suspected", "evicted", "returned", "together")
@@ -89,6 +90,30 @@ def test_a_death_is_told_and_that_nobody_is_left() -> None:
         "third evicted: nothing was heard of it for 30 s; nobody else is here: training alone "
         "until somebody comes"
     )
+
+
+def test_a_learner_that_is_left_alone_is_told_what_it_finds_at_its_addresses() -> None:
+    """The others may have shut it out, and it would hear of that nowhere else."""
+    engine = linked(PEER)
+    engine.engine.state.seeds.found = {"peer:1": PEER, "third:1": None}
+    pass_beats(engine, 20)
+    for address in ("peer:1", "third:1"):
+        engine.engine.unreached(engine.now, address, Unreached.DECLINED)
+    pass_beats(engine, 11)
+    (_, (text, _)) = news(engine)
+    assert text.endswith(
+        "nobody else is here: training alone until somebody comes; still looking at peer:1, third:1"
+        " (it declines this learner's certificate)"
+    )
+
+
+def test_a_learner_that_waits_for_its_end_alone_looks_for_nobody() -> None:
+    engine = linked(PEER)
+    engine.engine.state.seeds.found = {"peer:1": PEER}
+    engine.engine.rest(engine.now, finishing=True)
+    engine.engine.unreached(engine.now, "peer:1", Unreached.REFUSED)
+    pass_beats(engine, 31)
+    assert news(engine)[-1][0].endswith("; nobody else is here")
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])

@@ -183,7 +183,7 @@ def test_the_table_has_every_metric() -> None:
 def test_alerts_name_metrics_and_labels_that_there_are() -> None:
     alerts = re.findall(r"^\| `([^`]*(?:==|>)[^`]*)` \|", PAGE, re.M)
     labels = {f"mend_{each.name}{'_total' * each.counts}": each.labels for each in FIGURES}
-    assert len(alerts) == 5
+    assert len(alerts) == 6
     for alert in alerts:
         (name,) = re.findall(r"mend_\w+", alert)
         assert set(re.findall(r"(\w+)=\"", alert)) <= set(labels[name])

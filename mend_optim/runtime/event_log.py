@@ -47,6 +47,9 @@ WARNINGS = (
     "unclosed",
     "unfinished",
 )
+#: The kinds of which summaries tell enough: each round, and each new period of a run that chooses
+#: it for itself.
+FREQUENT = ("round", "period")
 # At least so long between two summaries.
 EVERY_S = 30.0
 # Lines of one kind of event in that time.
@@ -59,7 +62,7 @@ def level_of(event: Event) -> int:
     kind = event.lifts or event.kind
     if kind in WARNINGS or event.facts.get("dropped") is True:
         return logging.WARNING
-    return logging.DEBUG if kind == "round" else logging.INFO
+    return logging.DEBUG if kind in FREQUENT else logging.INFO
 
 
 class EventLog:

@@ -73,6 +73,7 @@ def round_of(*members: str, version: int = 1, **facts: Any) -> Event:
         (Event("restored", "", {"dropped": False}), logging.INFO),
         (Event("restored", "", {"dropped": True}), logging.WARNING),
         (round_of("a"), logging.DEBUG),
+        (Event("period", ""), logging.DEBUG),
         (Event("joined", "", lifts="waiting"), logging.WARNING),
         (Event("met", "", lifts="evicted"), logging.WARNING),
         (Event("met", "", lifts="left"), logging.INFO),

@@ -31,6 +31,8 @@ class Gathered:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         parts = {id(p) for p in parameters if is_distributed(p)}
         divided = _divided_modules() if parts else []
+        for module in divided:
+            module.reshard()  # after an evaluation, its parameters are the whole ones
         has_any = [not parts.isdisjoint(map(id, module.parameters())) for module in divided]
         self._modules = [weakref.ref(m) for m, has in zip(divided, has_any, strict=True) if has]
 

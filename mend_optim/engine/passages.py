@@ -14,6 +14,10 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
 
+#: Failures are not one after the other if so many times the longest that a transfer may stand
+#: still lies between them.
+LASTING = 2
+
 
 class Way(Enum):
     """What goes which way, and what it means that it does not."""
@@ -30,6 +34,8 @@ class _Failure:
     since: float
     #: The peer's steps at that time.
     step: int
+    #: When the last one did.
+    last: float
     is_told: bool = False
 
 
@@ -48,11 +54,15 @@ class Passages:
         if peer not in alive or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
-        failure = self._failing.setdefault((peer, way), _Failure(awake_s, step))
+        failure = self._failing.setdefault((peer, way), _Failure(awake_s, step, awake_s))
+        patience_s = self.state.policies.timing.round_timeout_s
+        if awake_s - failure.last > LASTING * patience_s and not failure.is_told:
+            failure.since, failure.step = awake_s, step  # nothing was tried in between
+        failure.last = awake_s
         for_s = awake_s - failure.since
         if way is Way.FROM and step == failure.step:
             return  # it may have trained alone: then its anchor comes with its next step
-        if for_s >= self.state.policies.timing.round_timeout_s and not failure.is_told:
+        if for_s >= patience_s and not failure.is_told:
             failure.is_told = True
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
             text = _STUCK.format(peer.name, *way.value, for_s)

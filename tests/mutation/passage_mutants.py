@@ -14,8 +14,13 @@ def mutant(name: str, old: str, new: str, room: str = ROOM) -> Mutant:
 
 
 PASSAGE_MUTANTS = (
-    mutant("one-failure-is-told", "for_s >= self", "for_s + 1e9 >= self"),
-    mutant("a-failure-is-told-each-time", " and not failure.is_told:", ":"),
+    mutant("one-failure-is-told", "for_s >= patience_s", "for_s + 1e9 >= patience_s"),
+    mutant(
+        "a-failure-is-told-each-time",
+        "patience_s and not failure.is_told:\n            failure.is_told",
+        "patience_s:\n            failure.is_told",
+    ),
+    mutant("failures-far-apart-are-one", "LASTING = 2", "LASTING = 1000"),
     mutant("a-stop-counts-as-a-failure", "self.state.stops.awake_s(now)", "now"),
     mutant("suspects-are-told-of", "if peer not in alive or not", "if not"),
     mutant("newcomers-are-told", " or not self.state.joined:", ":"),

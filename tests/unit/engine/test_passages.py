@@ -82,6 +82,15 @@ def test_a_peer_that_takes_no_step_may_have_no_anchor_to_give() -> None:
     assert event.kind == "stuck"
 
 
+def test_failures_that_lie_far_apart_are_not_one() -> None:
+    engine = among_peers()
+    assert fail(engine, WANT) == []
+    pass_beats(engine, 10 * STILL_S)
+    assert fail(engine, WANT) == []
+    (event,) = fail(engine, WANT)
+    assert event.facts["for_s"] == STILL_S + 2
+
+
 def test_offers_to_a_peer_that_takes_no_step_arrive_all_the_same() -> None:
     engine, offer = offered()
     (event,) = fail(engine, offer, offer, trains=False)

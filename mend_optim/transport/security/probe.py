@@ -55,24 +55,20 @@ async def speaks_tls(address: str) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
+    return await _opens(address, context)
+
+
+async def accepts(address: str) -> bool:
+    """Whether a connection to an address can be opened. Says nothing to what listens there."""
+    return await _opens(address, None)
+
+
+async def _opens(address: str, context: ssl.SSLContext | None) -> bool:
     host, port = parse_address("address", address)
     try:
         _, writer = await asyncio.wait_for(
             asyncio.open_connection(host, port, ssl=context), PATIENCE_S
         )
-    except (OSError, asyncio.TimeoutError):
-        return False
-    writer.close()
-    with suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
-    return True
-
-
-async def accepts(address: str) -> bool:
-    """Whether a connection to an address can be opened. Says nothing to what listens there."""
-    host, port = parse_address("address", address)
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PATIENCE_S)
     except (OSError, asyncio.TimeoutError):
         return False
     writer.close()

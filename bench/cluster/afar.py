@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from statistics import median
 
-from bench.cluster.divided import Pace, pace, train
+from bench.cluster.divided import Pace, pace, train, typical
 from bench.cluster.learners import Seat, learner_at, run_learners, transformer
 from bench.cluster.long_wire import Way, congestion_control, joined_afar
 from bench.cluster.namespaces import End
@@ -44,9 +43,7 @@ def _learn(ends: Sequence[End], most: int, seat: Seat) -> Pace:
 def _measure(congestion: str, most: int) -> Pace:
     """The pace of two learners: the median of both."""
     with joined_afar(WAY, congestion) as ends:
-        paces = run_learners(partial(_learn, ends, most), 2)
-    syncs, latency = median(p.syncs for p in paces), median(p.latency for p in paces)
-    return Pace(syncs, round(latency), FRAGMENTS)
+        return typical(run_learners(partial(_learn, ends, most), 2))
 
 
 def run() -> Iterator[Result]:

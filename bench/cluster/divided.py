@@ -92,6 +92,11 @@ def measure(setting: Setting) -> Pace:
     """The pace of a cluster: the median of its learners."""
     with switched(setting.learners) as ends:
         paces = run_learners(partial(_learn, ends, setting), setting.learners)
+    return typical(paces)
+
+
+def typical(paces: Sequence[Pace]) -> Pace:
+    """The median of the learners of a cluster."""
     syncs, latency = median(p.syncs for p in paces), median(p.latency for p in paces)
     return Pace(syncs, round(latency), paces[0].fragments)
 

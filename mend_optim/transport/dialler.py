@@ -36,6 +36,7 @@ from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.security.probe import accepts
 from mend_optim.transport.seeking import PeerList, Resolve, Seeking
+from mend_optim.transport.stream import RpcFailed
 
 log = BackgroundLog("mend_optim.transport")
 
@@ -274,7 +275,8 @@ class Dialler:
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not name:
             return Unreached.NO_LEARNER
-        if cause is Unreached.ANSWER:
+        says_nothing = not (isinstance(fault, RpcFailed) and fault.is_answer)
+        if cause is Unreached.ANSWER and says_nothing:
             return Unreached.MUTE if await accepts(address) else cause
         if cause is Unreached.PROTOCOL and failures >= PROBE_AFTER:
             return await self._security.probe(address) or cause

@@ -29,6 +29,11 @@ class RpcFailed(PeerError):
         """Whether the connection broke, or the other side ended the RPC on its way out."""
         return self.status in ("UNAVAILABLE", "CANCELLED")
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the other side has ended the RPC with words of its own."""
+        return not self.is_broken_link and self.status != "DEADLINE_EXCEEDED"
+
 
 class Stream(Protocol):
     """One end of an open stream. Every method raises `PeerError` if the stream is broken, or if

@@ -276,7 +276,18 @@ SECURITY_MUTANTS = (
     ),
     mutant("a-probe-at-once", "dialler", "failures >= PROBE_AFTER:", "failures >= 0:", PROBE),
     mutant(
-        "a-mute-port-is-shut", "dialler", "if cause is Unreached.ANSWER:", "if False:", DIAGNOSIS
+        "a-mute-port-is-shut",
+        "dialler",
+        "if cause is Unreached.ANSWER and",
+        "if False and",
+        DIAGNOSIS,
+    ),
+    mutant(
+        "a-refusal-is-silence",
+        "dialler",
+        "ANSWER and says_nothing:",
+        "ANSWER:",
+        of("unit/transport/test_grpc_transport", "come_too_fast"),
     ),
     mutant(
         "a-shut-port-is-mute",

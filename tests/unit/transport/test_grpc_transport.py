@@ -35,6 +35,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.network_loop import is_late
 from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import dialler, grpc_setup, wire
@@ -578,6 +579,8 @@ async def test_hellos_that_come_too_fast_are_refused(crew):
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     a = await crew("a", b.address)
     await a.until(lambda: a.of("unreached"))
+    causes = {cause for _, cause in a.of("unreached")}
+    assert causes == {Unreached.ANSWER}  # a refusal is not silence
     b.transport._server._hellos._left = -1e3
     await a.linked_with(b)
 

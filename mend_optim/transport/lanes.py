@@ -80,11 +80,19 @@ class Lanes:
                 lane.streams.remove(stream)
 
     def _take(self, connect: Callable[[], Connection], most: int) -> _Lane:
+        self._shrink(most)
         lane = min(self._lanes, key=lambda lane: lane.load, default=None)
         if lane is None or (lane.load and len(self._lanes) < most):
             lane = _Lane(connect())
             self._lanes.append(lane)
         return lane
+
+    def _shrink(self, most: int) -> None:
+        """Hang up the lanes without a stream that are too many, since more peers have come."""
+        idle = [lane for lane in reversed(self._lanes) if not lane.streams]
+        for lane in idle[: max(0, len(self._lanes) - most)]:
+            self._lanes.remove(lane)
+            self._hang_up(lane.connection)
 
     def _move(self, lane: _Lane, place: int) -> None:
         """Give a lane that is still one of these another place among them."""

@@ -16,6 +16,8 @@ def lane_mutant(name: str, old: str, new: str) -> Mutant:
 
 
 DEPARTURE_MUTANTS = (
+    lane_mutant("lanes-never-become-fewer", "        self._shrink(most)\n", ""),
+    lane_mutant("lanes-in-use-are-given-up", " if not lane.streams]", "]"),
     lane_mutant("all-messages-share-one-lane", " and len(self._lanes) < most", " and False"),
     lane_mutant("each-message-has-a-lane-of-its-own", "lane.load and ", ""),
     lane_mutant("a-full-lane-gets-fuller", "key=lambda lane: lane.load, ", "key=id, "),
@@ -54,8 +56,8 @@ DEPARTURE_MUTANTS = (
     lane_mutant("each-of-many-peers-has-all-lanes", ", MOST_IN_ALL // max(1, peers)", ", MOST"),
     lane_mutant(
         "lanes-outlive-the-address",
-        "            self._hang_up(lane.connection)\n",
-        "            pass\n",
+        "        for lane in lanes:\n            self._hang_up(lane.connection)\n",
+        "",
     ),
     Mutant(
         "a-peer-has-one-lane",

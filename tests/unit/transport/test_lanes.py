@@ -121,6 +121,17 @@ def test_fewer_lanes_are_made_once_there_are_more_peers() -> None:
         assert {line.opened for line in dialled.made} == {2}
 
 
+def test_lanes_that_are_too_many_are_given_up_once_they_are_free() -> None:
+    dialled = Dialled()
+    with dialled.stream(), dialled.stream() as busy, dialled.stream():
+        pass
+    assert len(dialled.made) == 3
+    with dialled.stream(1) as stream:
+        assert stream.number == 0
+    assert dialled.closed == [dialled.made[2], dialled.made[busy.number]]
+    assert dialled.lanes.connections == dialled.made[:1]
+
+
 def test_all_lanes_hang_up_and_new_ones_are_made() -> None:
     dialled = Dialled()
     with dialled.stream(), dialled.stream():

@@ -256,6 +256,10 @@ class NetworkSide:
         with self._guard.mutex:
             return sight_of(self._engine, clock.now(), self.traffic(), codec, self.reported)
 
+    def others(self) -> int:
+        with self._guard.mutex:
+            return self._engine.state.roster.size - 1
+
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self._guard.mutex:
             peers = self._engine.state.roster.peers.values()

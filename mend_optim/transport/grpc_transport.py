@@ -230,14 +230,13 @@ class Transport:
         try:
             await self._flush()
             tasks = [*self._transfers.stop(), *self._dialler.stop(), *self._renewal.stop()]
-            tasks += self._closing
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for link in self._links:
                 link.forget_wants()
-                for connection in link.lanes.connections if link.lanes else ():
-                    await connection.close()
+                link.close_lanes()
+            await asyncio.gather(*self._closing, return_exceptions=True)
         finally:
             # The loop may end before this has: the port is free all the same.
             await self._server.stop()
@@ -287,7 +286,7 @@ class Transport:
         link.lanes = link.lanes or Lanes(self._close_later)
         patience_s = self._timing.round_timeout_s
         connect = partial(self._connect, link.address, patience_s, link.id.name)
-        return link.lanes.stream(method, connect, most_lanes(len(self._links)))
+        return link.lanes.stream(method, connect, most_lanes(self._handler.others()))
 
     def _close_later(self, connection: Connection) -> None:
         task = asyncio.get_running_loop().create_task(connection.close())

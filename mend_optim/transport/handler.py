@@ -80,6 +80,10 @@ class Handler(Protocol):
         transport's own dialling, and gives up an address that is no longer listed.
         """
 
+    def others(self) -> int:
+        """Return how many other learners the run has, as far as this one knows: also those that it
+        has no link with. The transport asks before it opens a connection for a bulky message."""
+
     def met(self, id: PeerId, address: str, seed: str) -> bool:
         """Take note that this learner and a peer agreed to train together.
 

@@ -48,18 +48,21 @@ class Lanes:
         self._hang_up = hang_up
         #: First those that have served well lately, last those that have failed.
         self._lanes: list[_Lane] = []
+        #: Those that are hung up once their streams are over.
+        self._retired: list[_Lane] = []
 
     @property
     def connections(self) -> list[Connection]:
         """The connections that there are."""
-        return [lane.connection for lane in self._lanes]
+        return [lane.connection for lane in (*self._lanes, *self._retired)]
 
     @contextmanager
     def stream(
         self, method: str, connect: Callable[[], Connection], most: int
     ) -> Iterator[Dialled]:
         """Open a stream for an RPC, on the lane with the fewest messages on their way. Of several
-        such lanes, that is one which has served well lately; one that has failed comes last.
+        such lanes, that is one which has served well lately; one on which a message got stuck comes
+        last. A stream that breaks while it rests says little: the peer ends some of these itself.
 
         Args:
             method: The RPC.
@@ -72,12 +75,14 @@ class Lanes:
             try:
                 yield stream
             except PeerError:
-                self._move(lane, len(self._lanes))
+                if stream.moves:
+                    self._move(lane, len(self._lanes))
                 raise
             else:
                 self._move(lane, 0)
             finally:
                 lane.streams.remove(stream)
+                self._hang_up_retired()
 
     def _take(self, connect: Callable[[], Connection], most: int) -> _Lane:
         self._shrink(most)
@@ -100,8 +105,21 @@ class Lanes:
             self._lanes.remove(lane)
             self._lanes.insert(place, lane)
 
+    def retire(self) -> None:
+        """Begin no stream on these lanes any more. The next one makes a new lane; those that are
+        open go on."""
+        self._retired += self._lanes
+        self._lanes = []
+        self._hang_up_retired()
+
+    def _hang_up_retired(self) -> None:
+        for lane in [lane for lane in self._retired if not lane.streams]:
+            self._retired.remove(lane)
+            self._hang_up(lane.connection)
+
     def close(self) -> None:
         """Hang up. The next stream makes a new lane."""
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            self._hang_up(lane.connection)
+        connections = self.connections
+        self._lanes, self._retired = [], []
+        for connection in connections:
+            self._hang_up(connection)

@@ -137,7 +137,11 @@ class Link:
         self.calls_from = host
 
     def hung_up(self) -> None:
-        """The control stream of this learner's dialling has ended."""
+        """The control stream of this learner's dialling has ended. If that is because the way to
+        the peer is another one by now, the connections beside it are as dead, but would stand for
+        longer."""
+        if self.lanes:
+            self.lanes.retire()
         self.dialled = False
         self.host = self.moved_to or self.host
 

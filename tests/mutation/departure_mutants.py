@@ -17,7 +17,9 @@ def lane_mutant(name: str, old: str, new: str) -> Mutant:
 
 DEPARTURE_MUTANTS = (
     lane_mutant("lanes-never-become-fewer", "        self._shrink(most)\n", ""),
-    lane_mutant("lanes-in-use-are-given-up", " if not lane.streams]", "]"),
+    lane_mutant(
+        "lanes-in-use-are-given-up", "(self._lanes) if not lane.streams]", "(self._lanes)]"
+    ),
     lane_mutant("all-messages-share-one-lane", " and len(self._lanes) < most", " and False"),
     lane_mutant("each-message-has-a-lane-of-its-own", "lane.load and ", ""),
     lane_mutant("a-full-lane-gets-fuller", "key=lambda lane: lane.load, ", "key=id, "),
@@ -45,8 +47,27 @@ DEPARTURE_MUTANTS = (
     ),
     lane_mutant(
         "a-broken-lane-is-taken-again",
-        "                self._move(lane, len(self._lanes))\n",
-        "                pass\n",
+        "                if stream.moves:\n                    self._move(lane, len(self._lanes))\n",
+        "",
+    ),
+    lane_mutant("a-lane-is-bad-whose-peer-ends-a-stream", "if stream.moves:", "if True:"),
+    lane_mutant("retired-lanes-stay", "                self._hang_up_retired()\n", ""),
+    lane_mutant("retired-lanes-break-off", " if not lane.streams]:", "]:"),
+    Mutant(
+        "lanes-outlive-the-control-stream",
+        7,
+        "transport/link",
+        "            self.lanes.retire()\n",
+        "            pass\n",
+        of("unit/transport/test_grpc_transport", "a_new_control_stream"),
+    ),
+    Mutant(
+        "a-spoke-counts-its-own-links",
+        7,
+        "transport/grpc_transport",
+        "most_lanes(self._handler.others())",
+        "most_lanes(len(self._links))",
+        of("unit/transport/test_grpc_transport", "few_connections"),
     ),
     lane_mutant(
         "a-lane-stays-busy",
@@ -56,14 +77,14 @@ DEPARTURE_MUTANTS = (
     lane_mutant("each-of-many-peers-has-all-lanes", ", MOST_IN_ALL // max(1, peers)", ", MOST"),
     lane_mutant(
         "lanes-outlive-the-address",
-        "        for lane in lanes:\n            self._hang_up(lane.connection)\n",
+        "        for connection in connections:\n            self._hang_up(connection)\n",
         "",
     ),
     Mutant(
         "a-peer-has-one-lane",
         7,
         "transport/grpc_transport",
-        "most_lanes(len(self._links))",
+        "most_lanes(self._handler.others())",
         "1",
         DIALLED,
     ),

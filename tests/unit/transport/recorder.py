@@ -28,6 +28,8 @@ class Recorder:
         #: Where others should dial this learner, one address after another.
         self.shown: list[str] = []
         self.known: list[tuple[PeerId, str]] = []
+        #: How many other learners the run has.
+        self.population = 1
         self.newest: dict[str, int] = {}
         #: What it knows of the newest of each name, if not that it is alive.
         self.lives: dict[str, Life] = {}
@@ -123,6 +125,9 @@ class Recorder:
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         return self.known
+
+    def others(self) -> int:
+        return self.population
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
         return [event[1:] for event in self.events if event[0] == kind]

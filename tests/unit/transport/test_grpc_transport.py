@@ -45,6 +45,7 @@ from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
+from mend_optim.transport.lanes import MOST_IN_ALL
 from tests.support.addresses import port_of_all_hosts
 from tests.unit.transport.recorder import (
     LIMIT,
@@ -887,6 +888,39 @@ async def test_the_offers_of_several_fragments_have_connections_of_their_own(cre
     for offer in (*offers, last):
         b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
     await a.until(lambda: len(a.messages(Seal)) == len(offers) + 1)
+
+
+@scenario
+async def test_a_spoke_of_many_learners_opens_few_connections(crew):
+    """It has a link with the hub alone. But the hub has one with each of them."""
+    a, b = await crew.pair(limit=([LIMIT] * 2).__getitem__)
+    a.population = MOST_IN_ALL
+    for fragment in range(2):
+        a.transport.send(b.id, offer_of(a, fragment=fragment), "")
+    await a.until(lambda: len(a.of("delivered")) == 2)
+    assert len(a.transport._links.get(b.id).lanes.connections) == 1
+
+
+@scenario
+async def test_a_new_control_stream_brings_new_connections_for_bulky_messages(crew):
+    """The way to the peer may be another one by now. An open exchange goes on all the same."""
+    a, b = await crew.pair(limit=([LIMIT] * 2).__getitem__)
+    offers = [offer_of(a, fragment=p) for p in range(2)]
+    a.transport.send(b.id, offers[0], "")
+    await a.until(lambda: a.of("delivered"))
+    link = a.transport._links.get(b.id)
+    old = link.lanes.connections
+    link.hung_up()
+    a.transport.send(b.id, offers[1], "")
+    await a.until(lambda: len(a.of("delivered")) == 2)
+    assert link.lanes.connections[0] not in old
+    assert link.lanes.connections[1:] == old
+    for offer in offers:
+        b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
+    await a.until(lambda: len(a.messages(Seal)) == 2)
+    while len(link.lanes.connections) > 1:
+        await asyncio.sleep(0.01)
+    assert link.lanes.connections[0] not in old
 
 
 async def settled(server: Learner, client: Learner) -> None:

@@ -103,13 +103,24 @@ def test_the_lane_that_has_served_well_last_is_taken_again() -> None:
             assert stream.number == 1
 
 
-@pytest.mark.parametrize(("fault", "taken"), [(PeerError, [0, 1, 0, 1]), (OSError, [0, 0, 0, 0])])
-def test_a_lane_that_has_failed_is_taken_last(fault: type[Exception], taken: list[int]) -> None:
-    """A message that this learner itself gives up says nothing about its lane."""
+@pytest.mark.parametrize(
+    ("fault", "moves", "taken"),
+    [
+        (PeerError, True, [0, 1, 0, 1]),
+        (PeerError, False, [0, 0, 0, 0]),
+        (OSError, True, [0, 0, 0, 0]),
+    ],
+)
+def test_a_lane_that_has_failed_is_taken_last(
+    fault: type[Exception], moves: bool, taken: list[int]
+) -> None:
+    """A message that this learner itself gives up says nothing about its lane. Nor does a stream
+    that ends while it waits for an answer: the peer ends it when a newer offer comes."""
     dialled, found = two_lanes(), []
     for _ in taken:
         with suppress(fault), dialled.stream() as stream:
             found.append(stream.number)
+            stream.moves = moves
             raise fault("it failed")
     assert found == taken
 
@@ -141,6 +152,27 @@ def test_all_lanes_hang_up_and_new_ones_are_made() -> None:
             assert stream.number == 2
     assert dialled.lanes.connections == dialled.made[2:]
     dialled.lanes.close()
+    assert dialled.closed == dialled.made
+
+
+def test_retired_lanes_end_their_streams_first() -> None:
+    dialled = two_lanes()
+    with dialled.stream() as old:
+        dialled.lanes.retire()
+        assert dialled.closed == [dialled.made[1]]
+        with dialled.stream() as new:
+            assert (old.number, new.number) == (0, 2)
+        assert dialled.lanes.connections == [dialled.made[2], dialled.made[0]]
+    assert dialled.closed == [dialled.made[1], dialled.made[0]]
+    assert dialled.lanes.connections == [dialled.made[2]]
+
+
+def test_retired_lanes_hang_up_with_the_others() -> None:
+    dialled = Dialled()
+    with dialled.stream():
+        dialled.lanes.retire()
+        dialled.lanes.close()
+        assert dialled.closed == dialled.made
     assert dialled.closed == dialled.made
 
 

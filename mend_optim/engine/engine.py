@@ -332,7 +332,7 @@ class Engine:
         self.ending.heard(beat)
         if not state.fragments or not beat.genesis or not beat.reports:
             return
-        self.joining.heard(beat)
+        self.joining.heard(now, beat)
         self.adoption.compare(now, beat)
         for fragment, report in zip(state.fragments, beat.reports, strict=False):
             self.offers.reported(now, fragment, beat, report, was_unknown)

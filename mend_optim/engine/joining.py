@@ -11,6 +11,7 @@ from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.majority import models
 from mend_optim.engine.mode import Change, Mode
+from mend_optim.engine.pauses import Pauses
 from mend_optim.engine.presence import Presence
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.standing import Standing, resumed
@@ -83,6 +84,7 @@ class Joining:
         #: The first beat of each live peer with the model that it has by now, or the first one in
         #: which anything of that was trained.
         self._first_shown: dict[PeerId, Beat] = {}
+        self._pauses = Pauses(state.policies.timing.beat_s)
         #: Until when a lone learner is waited for that takes no step.
         self._pause_by = 0.0
         #: The seconds of this learner's stops by which the waits are longer already.
@@ -109,7 +111,7 @@ class Joining:
         self._stopped_s = state.stops.sum_s(now)
         self.waiting.begin(now)
         for beat in state.beats():
-            self.heard(beat)
+            self.heard(now, beat)
         if state.policies.unknown_optimizer:
             state.emit(Event("unknown", UNKNOWN.format(state.policies.unknown_optimizer)))
         if state.policies.unflushed_merge:
@@ -179,13 +181,13 @@ class Joining:
 
     # ── join ──────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, beat: Beat) -> None:
+    def heard(self, now: float, beat: Beat) -> None:
         """Remember the position of a peer when we first heard of it. Its later steps, while it
         starts with us, don't count as our head start."""
         if beat.genesis and self.state.mode.before_joined:
             self._met_at.setdefault(beat.peer, beat.position)
             first = self._first_shown.setdefault(beat.peer, beat)
-            if beat.step > first.step:
+            if self._pauses.heard(now, beat):
                 self._goes_on(beat.peer)
             if first.genesis != beat.genesis or _is_trained(beat) > _is_trained(first):
                 self._first_shown[beat.peer] = beat
@@ -222,23 +224,23 @@ class Joining:
 
     def renewed(self, now: float) -> None:
         """This learner has another incarnation, so all will let it in: it waits as at first."""
-        self.first_weights.join_by = max(
-            self.first_weights.join_by, now + self.state.policies.timing.join_timeout_s
-        )
+        timing = self.state.policies.timing
+        self.first_weights.join_by = max(self.first_weights.join_by, now + timing.join_timeout_s)
+        self._pause_by = max(self._pause_by, now + PAUSE * timing.round_timeout_s)
 
     def _is_over(self, now: float, beats: Sequence[Beat]) -> bool:
         """Whether there is nothing left to wait for."""
         state = self.state
-        if state.mode is not Mode.JOINING or not all(f.is_still for f in state.fragments):
-            return False
         # One that comes back after a while may be far ahead.
         here = {beat.peer for beat in beats}
         self._first_shown = {peer: b for peer, b in self._first_shown.items() if peer in here}
         outdone = [beat for beat in beats if self._is_outdone(beat)]
-        if outdone and state.wants:
+        pausing = {beat.peer for beat in outdone if self._is_pausing(beat, beats)}
+        is_still = state.mode is Mode.JOINING and all(f.is_still for f in state.fragments)
+        if not is_still or (outdone and state.wants):
+            self.waiting.pausing = pausing.intersection(self.waiting.pausing)
             return False
-        pausing = (beat.peer for beat in outdone if self._is_pausing(beat, beats))
-        self.waiting.pausing = frozenset(pausing)
+        self.waiting.pausing = pausing
         late = now >= self._deadline() or self.waiting.is_in_vain(now)
         return late or (self._is_complete(beats) and not outdone)
 
@@ -252,11 +254,10 @@ class Joining:
 
     def _is_pausing(self, beat: Beat, beats: Sequence[Beat]) -> bool:
         """Whether a peer's weights are its model's only anchor, and it has taken no step since it
-        showed them. It copies them with its next one."""
-        first = self._first_shown.get(beat.peer, beat)
+        was asked for them. It copies them with its next one."""
         is_lone = sum(other.genesis == beat.genesis for other in beats) == 1
         is_other = beat.training and beat.genesis != self.state.genesis
-        return is_lone and is_other and beat.step == first.step
+        return is_lone and is_other and self._pauses.lasts(beat)
 
     def _is_outdone(self, beat: Beat) -> bool:
         """Whether a peer has a greater anchor now, and has had one from the first. A peer that was

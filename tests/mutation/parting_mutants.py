@@ -10,6 +10,7 @@ OTHERS = "engine/other_models"
 ASKED = of("unit/engine/test_pulling")
 JOIN = of("unit/engine/test_joining")
 PAUSING = of("unit/engine/test_pausing")
+PAUSES = "engine/pauses"
 PARTED = of("unit/engine/test_other_models")
 
 
@@ -116,8 +117,8 @@ PARTING_MUTANTS = (
     mutant(
         "a-learner-that-steps-and-hands-nothing-over-is-waited-for",
         JOINING,
-        "is_other and beat.step == first.step",
-        "is_other",
+        " and self._pauses.lasts(beat)",
+        "",
         PAUSING,
     ),
     mutant(
@@ -138,6 +139,41 @@ PARTING_MUTANTS = (
         "a-stop-shortens-the-wait-for-a-lone-learner",
         JOINING,
         "        self._pause_by += stopped_s - self._stopped_s\n",
+        "",
+        PAUSING,
+    ),
+    mutant(
+        "a-step-before-it-was-asked-ends-the-wait",
+        PAUSES,
+        "now <= known.asked_at",
+        "False",
+        PAUSING,
+    ),
+    mutant(
+        "a-learner-that-pauses-again-is-not-asked-again",
+        PAUSES,
+        "            known.asked_at = now + self._patience_s  # it is asked again\n",
+        "            pass\n",
+        PAUSING,
+    ),
+    mutant(
+        "a-learner-that-steps-is-asked-for-ever",
+        PAUSES,
+        "is_over = now - known.since >= self._patience_s",
+        "is_over = True",
+        PAUSING,
+    ),
+    mutant(
+        "another-incarnation-waits-no-longer-for-a-lone-learner",
+        JOINING,
+        "        self._pause_by = max(self._pause_by, now + PAUSE * timing.round_timeout_s)\n",
+        "",
+        PAUSING,
+    ),
+    mutant(
+        "weights-of-one-that-is-gone-come-with-its-next-step",
+        JOINING,
+        "            self.waiting.pausing = pausing.intersection(self.waiting.pausing)\n",
         "",
         PAUSING,
     ),

@@ -11,6 +11,7 @@ from mend_optim.engine.joining import PAUSE
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
+from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Report, Rumor, Want
 from mend_optim.protocol.timing import Timing
@@ -33,6 +34,8 @@ class Newcomer:
         self.peers = (PEER, *others)
         self.steps, self.training = 100, True
         self.now = 0.0
+        self.me = ME
+        self.models = {peer: (GREATER, TRAINED) for peer in (PEER, *others)}
         self.said: list[str] = []
         self.asked: list[float] = []
         for peer in self.peers:
@@ -52,15 +55,16 @@ class Newcomer:
                     self.asked.append(self.now)
 
     def hear(self, peer: PeerId) -> None:
+        genesis, key = self.models[peer]
         beat = Beat(
             peer=peer,
             address=f"{peer.name}:1",
             count=int(self.now),
             step=self.steps,
             training=self.training,
-            genesis=GREATER,
-            reports=(Report(TRAINED),),
-            roster=(Rumor(ME, "me:1", int(self.now), reached=True),),
+            genesis=genesis,
+            reports=(Report(key),),
+            roster=(Rumor(self.me, "me:1", int(self.now), reached=True),),
         )
         self.engine.receive(self.now, beat)
 
@@ -103,6 +107,46 @@ def test_a_learner_that_goes_on_and_hands_nothing_over_is_waited_for_no_longer()
         newcomer.steps += 1
         newcomer.run(float(at))
     assert newcomer.joined
+
+
+@pytest.mark.parametrize("pauses", [1, 2])
+def test_steps_before_it_was_asked_do_not_count(pauses: int) -> None:
+    """It steps while it does not know of the newcomer yet, or not again, and pauses then."""
+    newcomer = Newcomer()
+    for pause in range(pauses):
+        newcomer.run(100.0 * pause + 1)
+        newcomer.steps += 1
+        newcomer.run(100.0 * pause + 3)
+        newcomer.steps += 1
+    newcomer.run(PAUSE * TIMING.round_timeout_s - 2)
+    assert not newcomer.joined
+    newcomer.run(PAUSE * TIMING.round_timeout_s + 1)
+    assert newcomer.joined
+
+
+def test_with_another_incarnation_it_waits_as_long_as_at_first() -> None:
+    newcomer = Newcomer()
+    newcomer.run(100.0)
+    newcomer.engine.outranked(newcomer.now, SEED, Namesake(PeerId("me", 2), Life.GONE))
+    assert newcomer.engine.state.me.incarnation > 2
+    newcomer.me = newcomer.engine.state.me
+    newcomer.run(100 + PAUSE * TIMING.round_timeout_s - 2)
+    assert not newcomer.joined
+
+
+def test_it_does_not_say_that_the_weights_of_one_that_is_gone_will_come() -> None:
+    """The weights of another one are on their way, and may take long."""
+    newcomer = Newcomer(THIRD)
+    newcomer.models[THIRD] = b"zzother", Key(800, 2, b"more")
+    newcomer.run(100.0)
+    assert newcomer.engine.joining.waiting.pausing == {PEER, THIRD}
+    assert {wanted.peer for wanted in newcomer.engine.state.wants.values()} == {THIRD}
+    newcomer.peers = (THIRD,)
+    for _ in range(200):
+        newcomer.engine.heard(newcomer.now, THIRD, 0)
+        newcomer.run(newcomer.now + 1)
+    assert newcomer.engine.state.wants
+    assert newcomer.engine.joining.waiting.pausing == {THIRD}
 
 
 @pytest.mark.parametrize("doing", ["steps", "has not joined", "has company", "is gone"])

@@ -288,13 +288,14 @@ class Engine:
         elif isinstance(message, Offer):
             self.sealer.relaying.arrived(to, message)
 
-    def undelivered(self, now: float, to: PeerId, message: Message) -> None:
-        """The transport could not deliver a message, or its stream broke before the answer."""
+    def undelivered(self, now: float, to: PeerId, message: Message, refused: bool = False) -> None:
+        """The transport could not deliver a message, or its stream broke before the answer.
+        `refused`: the peer itself ended the transfer."""
         pending = self.offers.sent_as(to, message)
         if pending:
-            self.offers.undelivered(now, pending)
+            self.offers.undelivered(now, pending, refused)
         elif isinstance(message, Want):
-            self.pulling.unreachable(now, to, message.fragment)
+            self.pulling.unreachable(now, to, message.fragment, refused)
             self._check_joined(now)
 
     def _left(self, now: float, goodbye: Goodbye) -> None:

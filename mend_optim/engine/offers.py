@@ -228,9 +228,9 @@ class Offers:
         pending.seal_s = min(took * max(1.0, dense / max(1, size)), longest)
         pending.arrived(resend_at=now + self.patience(pending))
 
-    def undelivered(self, now: float, pending: Pending) -> None:
+    def undelivered(self, now: float, pending: Pending, refused: bool) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
-        if pending.sent_to is not None and not pending.delivered:
+        if pending.sent_to is not None and not (pending.delivered or refused):
             self.passages.failed(now, pending.sent_to, Way.TO)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 

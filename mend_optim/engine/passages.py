@@ -48,10 +48,9 @@ class Passages:
         self._failing: dict[tuple[PeerId, Way], _Failure] = {}
 
     def failed(self, now: float, peer: PeerId, way: Way) -> None:
-        """A transfer with a peer has failed: it stood still, or its connection broke."""
-        alive = self.state.roster.alive()
-        self._failing = {key: known for key, known in self._failing.items() if key[0] in alive}
-        if peer not in alive or not self.state.joined:
+        """A transfer with a peer has failed: it stood still, or its connection broke. One that the
+        peer refused has not failed."""
+        if peer not in self.state.roster.alive() or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
         failure = self._failing.setdefault((peer, way), _Failure(awake_s, step, awake_s))
@@ -67,6 +66,16 @@ class Passages:
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
             text = _STUCK.format(peer.name, *way.value, for_s)
             self.state.emit(Event("stuck", text, facts))
+
+    def review(self) -> None:
+        """Forget what failed before a peer was suspected: no more than its silence showed."""
+        roster = self.state.roster
+        alive = roster.alive()
+        self._failing = {
+            (peer, way): known
+            for (peer, way), known in self._failing.items()
+            if peer in alive or (known.is_told and roster.find(peer))
+        }
 
     def _step_of(self, peer: PeerId) -> int:
         known = self.state.roster.find(peer)
@@ -84,6 +93,6 @@ class Passages:
 _STUCK = (
     "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; look whether a "
     "firewall keeps this learner from dialling {0}, or whether the network drops large packets, as "
-    "a tunnel may that has a smaller MTU than this machine"
+    "a tunnel may that has a smaller MTU than this machine, or carries less than 10 kB a second"
 )
 _PASSED = "large messages get through again between {} and this learner"

@@ -165,9 +165,10 @@ class Pulling:
         latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
         wanted.until = min(now + patience_s, latest)
 
-    def unreachable(self, now: float, peer: PeerId, p: int) -> None:
+    def unreachable(self, now: float, peer: PeerId, p: int, refused: bool) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        self.passages.failed(now, peer, Way.FROM)
+        if not refused:
+            self.passages.failed(now, peer, Way.FROM)
         wanted = self.state.wants.pop(p, None)
         if wanted and wanted.peer == peer:
             self.doubt(now, wanted.peer, wanted.since)
@@ -197,6 +198,7 @@ class Pulling:
         """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
         else has them, too."""
         state = self.state
+        self.passages.review()
         for claims in (state.claims, self._seal_less):
             claims.expire(now, state.roster.peers)
         alive = state.roster.alive()

@@ -174,9 +174,10 @@ class Handler(Protocol):
         """The peer has the whole of an offer. If it is this learner's own, its seals are still to
         come."""
 
-    def undelivered(self, to: PeerId, message: Message) -> None:
+    def undelivered(self, to: PeerId, message: Message, refused: bool) -> None:
         """The transport could not deliver a message, or its stream broke before the answer.
 
         The message is an offer, a want, or a state or seal with which this learner answered a want.
-        An offer can be `delivered` first and `undelivered` later.
+        An offer can be `delivered` first and `undelivered` later. `refused`: the peer itself ended
+        the transfer, so the way to it is open; as where it has no room, or no answer.
         """

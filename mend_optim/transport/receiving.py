@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.transport.stream import StillError
 
 T = TypeVar("T")
 #: Bytes per second below which a transfer uses up its patience.
@@ -61,13 +62,13 @@ class Pace:
         self._looked_at = asyncio.get_running_loop().time()
 
     def moved(self, nbytes: int) -> None:
-        """Take note of a frame. Raises `PeerError` if the transfer is too slow."""
+        """Take note of a frame. Raises `StillError` if the transfer is too slow."""
         now = asyncio.get_running_loop().time()
         left_s = self._left_s - (now - self._looked_at) + nbytes / LEAST_RATE
         self._left_s = min(left_s, self._patience_s)
         self._looked_at = now
         if self._left_s < 0:
-            raise PeerError(
+            raise StillError(
                 f"the message came slower than {LEAST_RATE} bytes per second for "
                 f"{self._patience_s:g} s"
             )

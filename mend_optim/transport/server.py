@@ -24,7 +24,7 @@ from mend_optim.transport.inflow import HELLO_UNIT, Inflow
 from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import Security
-from mend_optim.transport.stream import Counter, Served
+from mend_optim.transport.stream import Counter, Served, StillError
 from mend_optim.transport.surveying import SurveyServer
 from mend_optim.transport.transfers import TransferServer
 from mend_optim.transport.watching import REASON_LIMIT, WatchServer
@@ -282,6 +282,9 @@ class Server:
             return
         except BusyError as fault:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            reason = str(fault)
+        except StillError as fault:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
             reason = str(fault)
         except PeerError as fault:
             reason = str(fault)

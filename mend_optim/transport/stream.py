@@ -13,6 +13,10 @@ from typing import Any, Protocol
 from mend_optim.errors import PeerError
 
 
+class StillError(PeerError):
+    """Nothing moved on the stream for too long, or less than must."""
+
+
 class RpcFailed(PeerError):
     """An RPC ended with another status than OK.
 
@@ -96,7 +100,7 @@ async def _outcome(task: asyncio.Future[Any], seconds: float | None) -> Any:
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            raise PeerError(f"nothing moved for {seconds:g} s")
+            raise StillError(f"nothing moved for {seconds:g} s")
         return task.result()
     except PeerError:
         raise

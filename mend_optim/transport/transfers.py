@@ -31,10 +31,19 @@ from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_se
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Pace, Places, Receiving
-from mend_optim.transport.stream import Stream
+from mend_optim.transport.stream import RpcFailed, Stream
 from mend_optim.transport.wire import decode_want, encode_want
 
 log = BackgroundLog("mend_optim.transport")
+
+
+#: The part of the patience of a pull for which its answer is awaited. The word that there is none
+#: then comes before the asker takes the way for a broken one.
+ANSWER_PATIENCE = 0.9
+
+
+class UnansweredError(PeerError):
+    """The peer has ended the stream in good order, but without an answer."""
 
 
 class Carrier:
@@ -107,7 +116,7 @@ class Carrier:
                 if not passed_on:
                     check_sender(message, link.id)
                 return message
-        raise PeerError(f"the stream of peer {link.id} ended before the message did")
+        raise UnansweredError(f"the stream of peer {link.id} ended before the message did")
 
 
 class Transfers:
@@ -203,14 +212,14 @@ class Transfers:
         if self._running.get(key) == (to, task):
             del self._running[key]
             if fault:
-                self._handler.undelivered(to.id, message)
+                self._handler.undelivered(to.id, message, _is_refusal(fault))
 
     async def _exchange(self, link: Link, offer: Offer) -> None:
         with self._dial(link, "Exchange") as stream:
             await self._carrier.upload(link, stream, offer)
             await stream.finish()
             if await stream.read() != ACK:
-                raise PeerError(f"peer {link.id} did not acknowledge the offer")
+                raise UnansweredError(f"peer {link.id} did not acknowledge the offer")
             stream.rest()
             self._handler.delivered(link.id, offer)
             is_last = False
@@ -261,7 +270,7 @@ class Transfers:
         if asked and asked[0] is want:
             del link.asked[want.fragment]
             asked[1].cancel()
-            self._handler.undelivered(link.id, want)
+            self._handler.undelivered(link.id, want, refused=False)
 
 
 class TransferServer:
@@ -271,7 +280,7 @@ class TransferServer:
         handler: The learner.
         carrier: Sends and reads the messages.
         receiving: The offers that arrive.
-        patience_s: Seconds after which a pull ends without an answer.
+        patience_s: Seconds for which an asker waits for the answer to a pull.
     """
 
     def __init__(
@@ -330,7 +339,8 @@ class TransferServer:
         # nobody will answer a want for no fragment: better to say so now than in a minute
         check_fragment(self._carrier.limit, want.fragment)
         outbox = link.open_request("pull", want.fragment)
-        timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
+        patience_s = ANSWER_PATIENCE * self._patience_s
+        timer = asyncio.get_running_loop().call_later(patience_s, outbox.close)
         try:
             self._handler.receive(want)
             work = self._answer(link, stream, outbox)
@@ -368,7 +378,7 @@ class TransferServer:
             answered.clear()
         finally:
             for want in answered:
-                self._handler.undelivered(link.id, want)
+                self._handler.undelivered(link.id, want, refused=False)
         await stream.write(ACK)
 
     async def pass_on(self, link: Link, stream: Stream) -> None:
@@ -381,6 +391,11 @@ class TransferServer:
             raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
         self._handler.passed_on(offer, link.id)
         await stream.write(ACK)
+
+
+def _is_refusal(fault: BaseException) -> bool:
+    """Whether the peer itself has ended a transfer: the way to it is open."""
+    return isinstance(fault, UnansweredError) or (isinstance(fault, RpcFailed) and fault.is_answer)
 
 
 def _described(message: Bulk) -> str:

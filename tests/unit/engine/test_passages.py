@@ -142,6 +142,43 @@ def test_a_peer_that_is_suspected_or_gone_says_nothing() -> None:
     assert stuck(engine) == []
 
 
+def test_what_failed_before_a_peer_was_suspected_does_not_count() -> None:
+    engine = among_peers()
+    fail(engine, WANT)
+    for _ in range(round(1.5 * STILL_S)):
+        engine.beat(THIRD, address="third:1")
+        engine.tick(1.0)
+    assert PEER not in engine.engine.state.roster.alive()
+    pass_beats(engine, 2.0)
+    engine.engine.undelivered(engine.now, PEER, WANT)
+    assert stuck(engine) == []
+
+
+def test_that_it_was_told_outlives_a_suspicion() -> None:
+    engine = among_peers()
+    fail(engine, WANT)
+    assert [event.kind for event in fail(engine, WANT)] == ["stuck"]
+    for _ in range(20):
+        engine.beat(THIRD, address="third:1")
+        engine.tick(1.0)
+    assert PEER not in engine.engine.state.roster.alive()
+    pass_beats(engine, 2.0)
+    engine.receive(state_of(grown(BASE)))
+    assert [event.kind for event in stuck(engine)] == ["unstuck"]
+
+
+@pytest.mark.parametrize("kind", [Offer, Want])
+def test_a_transfer_that_the_peer_refuses_is_not_stuck(kind: type) -> None:
+    """The peer may have no room now, or no answer. Its word came, so the way is open."""
+    engine, offer = offered()
+    for _ in range(4):
+        pass_beats(engine, STILL_S)
+        message = offer if kind is Offer else WANT
+        engine.engine.undelivered(engine.now, PEER, message, refused=True)
+        pass_beats(engine, 2.0)
+    assert stuck(engine) == []
+
+
 def test_a_stop_of_this_learner_is_not_counted() -> None:
     engine = among_peers()
     engine.engine.undelivered(engine.now, PEER, WANT)

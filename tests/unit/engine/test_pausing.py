@@ -35,7 +35,7 @@ class Newcomer:
         self.steps, self.training = 100, True
         self.now = 0.0
         self.me = ME
-        self.models = {peer: (GREATER, TRAINED) for peer in (PEER, *others)}
+        self.models = dict.fromkeys((PEER, *others), (GREATER, TRAINED))
         self.said: list[str] = []
         self.asked: list[float] = []
         for peer in self.peers:

@@ -34,6 +34,8 @@ class Recorder:
         #: What it knows of the newest of each name, if not that it is alive.
         self.lives: dict[str, Life] = {}
         self.lost: set[PeerId] = set()
+        #: Of each message that was not delivered, whether the peer refused it.
+        self.refusals: list[bool] = []
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
 
@@ -120,8 +122,9 @@ class Recorder:
     def delivered(self, to: PeerId, message: Message) -> None:
         self._note("delivered", to, message)
 
-    def undelivered(self, to: PeerId, message: Message) -> None:
+    def undelivered(self, to: PeerId, message: Message, refused: bool) -> None:
         self._note("undelivered", to, message)
+        self.refusals.append(refused)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         return self.known

@@ -22,7 +22,7 @@ from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.stream import within
-from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
+from mend_optim.transport.transfers import ANSWER_PATIENCE, Carrier, Transfers, TransferServer
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.transport.recorder import (
     LIMIT,
@@ -512,13 +512,14 @@ async def test_a_want_whose_stream_breaks_before_the_answer_is_whole_is_undelive
 
 
 @scenario
-async def test_a_want_that_nobody_answers_is_undelivered_once_patience_ends(a, b):
+async def test_a_want_that_nobody_answers_is_refused_before_patience_ends(a, b):
     want = Want(a.id, 0, b"")
     a.transfers.pull(a.link, want)
     await b.until(lambda: b.messages(Want) == [want])
     await a.comes_to_rest(2 * PATIENCE_S)
     assert a.of("undelivered") == [(b.id, want)]
-    assert PATIENCE_S <= now() < PATIENCE_S + 1
+    assert a.refusals == [True]
+    assert ANSWER_PATIENCE * PATIENCE_S <= now() < PATIENCE_S
     assert b.link.requests == {}
 
 

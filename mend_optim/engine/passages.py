@@ -69,6 +69,8 @@ class Passages:
 
     def review(self) -> None:
         """Forget what failed before a peer was suspected: no more than its silence showed."""
+        if not self._failing:
+            return
         roster = self.state.roster
         alive = roster.alive()
         self._failing = {

@@ -13,6 +13,8 @@ from mend_optim.transport.security.names import ANY_LEARNER
 
 #: Seconds that a probe may take.
 PATIENCE_S = 5.0
+#: Seconds in which a connection must open. Where a machine is off, each visit waits as long.
+OPEN_S = 1.0
 #: OpenSSL's numbers of what is wrong with a certificate.
 _VERDICTS = {9: Unreached.EARLY, 10: Unreached.EXPIRED, 62: Unreached.NO_LEARNER}
 
@@ -55,19 +57,19 @@ async def speaks_tls(address: str) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    return await _opens(address, context)
+    return await _opens(address, context, PATIENCE_S)
 
 
 async def accepts(address: str) -> bool:
     """Whether a connection to an address can be opened. Says nothing to what listens there."""
-    return await _opens(address, None)
+    return await _opens(address, None, OPEN_S)
 
 
-async def _opens(address: str, context: ssl.SSLContext | None) -> bool:
+async def _opens(address: str, context: ssl.SSLContext | None, patience_s: float) -> bool:
     host, port = parse_address("address", address)
     try:
         _, writer = await asyncio.wait_for(
-            asyncio.open_connection(host, port, ssl=context), PATIENCE_S
+            asyncio.open_connection(host, port, ssl=context), patience_s
         )
     except (OSError, asyncio.TimeoutError):
         return False

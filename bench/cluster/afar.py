@@ -16,13 +16,13 @@ from functools import partial
 
 from bench.cluster.divided import Pace, pace, train, typical
 from bench.cluster.learners import Seat, learner_at, run_learners, transformer
-from bench.cluster.long_wire import Way, congestion_control, joined_afar
+from bench.cluster.long_wire import LongWay, congestion_control, joined_afar
 from bench.cluster.namespaces import End
 from bench.result import Result, compared, plain
 from mend_optim.transport import lanes
 
 WIDTH, LAYERS, FRAGMENTS = 256, 5, 8  # 3.9 M elements
-WAY = Way(delay_s=0.05, loss=0.001, rate=12.5e6)
+WAY = LongWay(delay_s=0.05, loss=0.001, rate=12.5e6)
 SETTLE_S, MEASURE_S = 20.0, 40.0
 PORT, TIMES = 29700, 2
 RENO = "reno"  # every kernel has it

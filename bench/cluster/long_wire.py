@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ PACKET_BYTES, BUFFER_BYTES = 1 << 16, 1 << 25
 CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
-class Way(NamedTuple):
+class LongWay(NamedTuple):
     """What the wire does to packets, in either direction."""
 
     #: Seconds on the way.
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 @contextmanager
-def joined_afar(way: Way, congestion: str = "") -> Iterator[tuple[End, End]]:
+def joined_afar(way: LongWay, congestion: str = "") -> Iterator[tuple[End, End]]:
     """Two ends that reach only each other, by a long wire, until the block ends.
 
     Args:
@@ -76,7 +76,7 @@ def congestion_control() -> str:
 
 
 @contextmanager
-def _passing(middle: int, way: Way) -> Iterator[None]:
+def _passing(middle: int, way: LongWay) -> Iterator[None]:
     """A process that passes packets on in that namespace. It prints a line once it does."""
     there = ["nsenter", f"--net=/proc/{middle}/ns/net", sys.executable, "-m", __spec__.name]
     command = [*there, *map(str, way)]
@@ -94,7 +94,7 @@ def _passing(middle: int, way: Way) -> Iterator[None]:
 class Direction:
     """The packets from one interface to the other, in their order."""
 
-    def __init__(self, way: Way, source: socket.socket, target: socket.socket) -> None:
+    def __init__(self, way: LongWay, source: socket.socket, target: socket.socket) -> None:
         self.way = way
         self.source, self.target = source, target
         self.draws = random.Random(source.fileno())
@@ -112,9 +112,12 @@ class Direction:
             self._line.append((self._free_at + self.way.delay_s, packet))
 
     def give(self, now: float) -> float:
-        """Send all packets that are due; return when the next one is."""
+        """Send all packets that are due; return when the next one is. The kernel may have no room
+        for one, which is lost then."""
         while self._line and self._line[0][0] <= now:
-            self.target.send(self._line.popleft()[1])
+            _, packet = self._line.popleft()
+            with suppress(OSError):
+                self.target.send(packet)
         return self._line[0][0] if self._line else now + 1.0
 
 
@@ -135,7 +138,7 @@ def _listening(interface: str) -> socket.socket:
     return link
 
 
-def pass_on(way: Way) -> None:
+def pass_on(way: LongWay) -> None:
     """Pass packets on in both directions, until the process ends."""
     links = [_listening(NEAR), _listening(FAR)]
     directions = [Direction(way, *links), Direction(way, *reversed(links))]
@@ -149,4 +152,4 @@ def pass_on(way: Way) -> None:
 
 
 if __name__ == "__main__":
-    pass_on(Way(*map(float, sys.argv[1:])))
+    pass_on(LongWay(*map(float, sys.argv[1:])))

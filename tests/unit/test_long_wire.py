@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.cluster.long_wire import Direction, Way
+from bench.cluster.long_wire import Direction, LongWay
 
 Sockets = tuple[socket.socket, ...]
 #: Times and sizes that are sums of powers of two, so that sums are exact.
-SLOW = Way(delay_s=0.5, loss=0.0, rate=1024.0, queue_s=0.25)
+SLOW = LongWay(delay_s=0.5, loss=0.0, rate=1024.0, queue_s=0.25)
 PACKET = b"p" * 128  # takes 1/8 s
 
 
@@ -67,7 +67,7 @@ def test_a_packet_for_which_the_line_is_too_long_is_dropped(ends: Sockets) -> No
 @pytest.mark.parametrize(("loss", "least", "most"), [(0.0, 200, 200), (0.5, 60, 140), (1.0, 0, 0)])
 def test_the_share_is_lost(ends: Sockets, loss: float, least: int, most: int) -> None:
     sender, source, target, receiver = ends
-    direction = Direction(Way(0.0, loss, 1e9, 1e9), source, target)
+    direction = Direction(LongWay(0.0, loss, 1e9, 1e9), source, target)
     arrived = 0
     for at in range(200):
         sender.send(PACKET)
@@ -75,3 +75,23 @@ def test_the_share_is_lost(ends: Sockets, loss: float, least: int, most: int) ->
         direction.give(float(at) + 0.5)
         arrived += len(received(receiver))
     assert least <= arrived <= most
+
+
+def test_a_packet_for_which_the_kernel_has_no_room_is_lost(ends: Sockets) -> None:
+    sender, source, target, receiver = ends
+    direction = Direction(LongWay(0.0, 0.0, 1e9, 1e9), source, target)
+    full = 0
+    try:
+        while True:
+            target.send(PACKET)
+            full += 1
+    except BlockingIOError:
+        pass
+    sender.send(PACKET)
+    direction.take(0.0)
+    direction.give(1.0)
+    assert len(received(receiver)) == full
+    sender.send(PACKET)
+    direction.take(2.0)
+    direction.give(3.0)
+    assert received(receiver) == [PACKET]

@@ -140,8 +140,7 @@ class Link:
         """The control stream of this learner's dialling has ended. If that is because the way to
         the peer is another one by now, the connections beside it are as dead, but would stand for
         longer."""
-        if self.lanes:
-            self.lanes.retire()
+        self.retire_lanes()
         self.dialled = False
         self.host = self.moved_to or self.host
 
@@ -150,6 +149,11 @@ class Link:
         if self.address:
             self.close_lanes()
             self.address = ""
+
+    def retire_lanes(self) -> None:
+        """Let bulky messages begin on new connections; those on their way go on."""
+        if self.lanes:
+            self.lanes.retire()
 
     def close_lanes(self) -> None:
         """End the bulky messages to the peer."""

@@ -64,7 +64,7 @@ class Renewal:
             await self._rebind()
             # connections for bulky messages are kept, and would show the former certificate
             for link in self._links:
-                link.close_lanes()
+                link.retire_lanes()
         for link in self._links:
             try:
                 self._security.check_peer(link.id.name, link.certificate)

@@ -122,7 +122,7 @@ SECURITY_MUTANTS = (
     mutant(
         "bulk-shows-a-former-certificate",
         "renewal",
-        "                link.close_lanes()\n",
+        "                link.retire_lanes()\n",
         "                pass\n",
         RENEWAL,
     ),

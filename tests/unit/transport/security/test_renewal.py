@@ -134,13 +134,16 @@ async def test_bulky_messages_show_the_new_certificate(folder: Folder) -> None:
     await a.until(lambda: a.of("delivered"))
     link = a.transport._links.get(b.id)
     assert link is not None
-    former = link.lanes
-    assert former is not None
+    assert link.lanes is not None
+    former = link.lanes.connections
     new = folder.issue_again("a")
     await look(a)
-    assert link.lanes is None
-    a.transport.send(b.id, offer_of(a, seq=2), "")
+    a.transport.send(b.id, offer_of(a, seq=2, fragment=1), "")
     await a.until(lambda: len(a.of("delivered")) == 2)
+    assert link.lanes.connections[0] not in former
+    # the first offer still waits for its seal, on the former connection
+    assert link.lanes.connections[1:] == former
+    assert a.of("undelivered") == []
     known = b.transport._links.get(a.id)
     assert known is not None
     assert known.certificate is not None

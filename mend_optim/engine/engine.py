@@ -288,14 +288,14 @@ class Engine:
         elif isinstance(message, Offer):
             self.sealer.relaying.arrived(to, message)
 
-    def undelivered(self, now: float, to: PeerId, message: Message, refused: bool = False) -> None:
+    def undelivered(self, now: float, to: PeerId, message: Message, refusal: str = "") -> None:
         """The transport could not deliver a message, or its stream broke before the answer.
-        `refused`: the peer itself ended the transfer."""
+        `refusal`: why the peer itself ended the transfer."""
         pending = self.offers.sent_as(to, message)
         if pending:
-            self.offers.undelivered(now, pending, refused)
+            self.offers.undelivered(now, pending, refusal)
         elif isinstance(message, Want):
-            self.pulling.unreachable(now, to, message.fragment, refused)
+            self.pulling.unreachable(now, to, message.fragment, refusal)
             self._check_joined(now)
 
     def _left(self, now: float, goodbye: Goodbye) -> None:

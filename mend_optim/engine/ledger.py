@@ -140,8 +140,9 @@ class Event:
     late_beats          n and peers: so many of the peers were suspected lately and came back;
                         own_s: from one beat of this learner to the next. Beats come later than
                         `timing.beat_s` allows
-    stuck               peer, incarnation, for_s: a peer lives, and for so long each transfer of
-                        offers to it, or of anchors from it, has failed
+    stuck               peer, incarnation, for_s, refusal: a peer lives, and for so long each
+                        transfer of offers to it, or of anchors from it, has failed; the peer's
+                        words, if it has ended the last one itself, or empty
     unstuck             peer, incarnation: one got through
     together            peers (names): this learner is no longer alone
     refused             address, reason

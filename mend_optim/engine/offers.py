@@ -228,10 +228,10 @@ class Offers:
         pending.seal_s = min(took * max(1.0, dense / max(1, size)), longest)
         pending.arrived(resend_at=now + self.patience(pending))
 
-    def undelivered(self, now: float, pending: Pending, refused: bool) -> None:
+    def undelivered(self, now: float, pending: Pending, refusal: str) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
-        if pending.sent_to is not None and not (pending.delivered or refused):
-            self.passages.failed(now, pending.sent_to, Way.TO)
+        if pending.sent_to is not None and not pending.delivered:
+            self.passages.failed(now, pending.sent_to, Way.TO, refusal)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId, p: int) -> None:

@@ -30,6 +30,8 @@ class Way(Enum):
 class _Failure:
     """Transfers that failed one after the other, and none between them that did not."""
 
+    #: Why the peer has ended the last one; empty if it has not.
+    refusal: str
     #: When the first one did. This learner's stops don't count.
     since: float
     #: The peer's steps at that time.
@@ -47,25 +49,26 @@ class Passages:
         #: By incarnation, so that a peer that starts again begins anew.
         self._failing: dict[tuple[PeerId, Way], _Failure] = {}
 
-    def failed(self, now: float, peer: PeerId, way: Way) -> None:
-        """A transfer with a peer has failed: it stood still, or its connection broke. One that the
-        peer refused has not failed."""
+    def failed(self, now: float, peer: PeerId, way: Way, refusal: str) -> None:
+        """A transfer with a peer has failed: it stood still, or its connection broke; or the peer
+        has ended it, by a `refusal`."""
         if peer not in self.state.roster.alive() or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
-        failure = self._failing.setdefault((peer, way), _Failure(awake_s, step, awake_s))
+        failure = self._failing.setdefault((peer, way), _Failure(refusal, awake_s, step, awake_s))
         patience_s = self.state.policies.timing.round_timeout_s
         if awake_s - failure.last > LASTING * patience_s and not failure.is_told:
             failure.since, failure.step = awake_s, step  # nothing was tried in between
-        failure.last = awake_s
+        failure.last, failure.refusal = awake_s, refusal
         for_s = awake_s - failure.since
         if way is Way.FROM and step == failure.step:
             return  # it may have trained alone: then its anchor comes with its next step
         if for_s >= patience_s and not failure.is_told:
             failure.is_told = True
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
-            text = _STUCK.format(peer.name, *way.value, for_s)
-            self.state.emit(Event("stuck", text, facts))
+            remedy = _REFUSED if refusal else _STUCK
+            text = (_HEARD + remedy).format(peer.name, *way.value, for_s, refusal)
+            self.state.emit(Event("stuck", text, {**facts, "refusal": refusal}))
 
     def review(self) -> None:
         """Forget what failed before a peer was suspected: no more than its silence showed."""
@@ -92,9 +95,11 @@ class Passages:
             self.state.emit(Event("unstuck", text, facts, lifts="stuck"))
 
 
+_HEARD = "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; "
+_REFUSED = "it is {0} that ends them, the last one with {4!a}: see status().refused there"
 _STUCK = (
-    "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; look whether a "
-    "firewall keeps this learner from dialling {0}, or whether the network drops large packets, as "
-    "a tunnel may that has a smaller MTU than this machine, or carries less than 10 kB a second"
+    "look whether a firewall keeps this learner from dialling {0}, or whether the network drops "
+    "large packets, as a tunnel may that has a smaller MTU than this machine, or carries less than "
+    "10 kB a second"
 )
 _PASSED = "large messages get through again between {} and this learner"

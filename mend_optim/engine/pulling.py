@@ -165,10 +165,9 @@ class Pulling:
         latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
         wanted.until = min(now + patience_s, latest)
 
-    def unreachable(self, now: float, peer: PeerId, p: int, refused: bool) -> None:
+    def unreachable(self, now: float, peer: PeerId, p: int, refusal: str) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        if not refused:
-            self.passages.failed(now, peer, Way.FROM)
+        self.passages.failed(now, peer, Way.FROM, refusal)
         wanted = self.state.wants.pop(p, None)
         if wanted and wanted.peer == peer:
             self.doubt(now, wanted.peer, wanted.since)

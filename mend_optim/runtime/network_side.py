@@ -245,9 +245,9 @@ class NetworkSide:
             self._engine.delivered(clock.now(), to, message)
             self._dispatch()
 
-    def undelivered(self, to: PeerId, message: Message, refused: bool) -> None:
+    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
         with self._guard.mutex:
-            self._engine.undelivered(clock.now(), to, message, refused)
+            self._engine.undelivered(clock.now(), to, message, refusal)
             self._dispatch()
 
     def sight(self) -> Sight:

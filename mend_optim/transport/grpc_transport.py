@@ -355,4 +355,4 @@ class Transport:
     def _undelivered_soon(self, to: PeerId, message: Message) -> None:
         """The peer is not known, or nobody can dial it. Tell the handler, but not from within
         `send`."""
-        asyncio.get_running_loop().call_soon(self._handler.undelivered, to, message, False)
+        asyncio.get_running_loop().call_soon(self._handler.undelivered, to, message, "")

@@ -174,10 +174,11 @@ class Handler(Protocol):
         """The peer has the whole of an offer. If it is this learner's own, its seals are still to
         come."""
 
-    def undelivered(self, to: PeerId, message: Message, refused: bool) -> None:
+    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
         """The transport could not deliver a message, or its stream broke before the answer.
 
         The message is an offer, a want, or a state or seal with which this learner answered a want.
-        An offer can be `delivered` first and `undelivered` later. `refused`: the peer itself ended
-        the transfer, so the way to it is open; as where it has no room, or no answer.
+        An offer can be `delivered` first and `undelivered` later. `refusal`: why the peer itself
+        ended the transfer, as where it has no room, or no answer; the words are the peer's. Empty
+        if the way to the peer is broken, or nobody knows.
         """

@@ -38,6 +38,21 @@ class RpcFailed(PeerError):
         """Whether the other side has ended the RPC with words of its own."""
         return not self.is_broken_link and self.status != "DEADLINE_EXCEEDED"
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the other side did not want the RPC."""
+        return self.is_unexplained or self.status in (
+            "INVALID_ARGUMENT",
+            "FAILED_PRECONDITION",
+            "RESOURCE_EXHAUSTED",
+        )
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether the other side ended the RPC during a write, before its reason arrived. Where the
+        connection breaks then, the status is UNAVAILABLE."""
+        return self.status == "INTERNAL"
+
 
 class Stream(Protocol):
     """One end of an open stream. Every method raises `PeerError` if the stream is broken, or if
@@ -194,16 +209,24 @@ class Dialled(Rpc):
         writing = asyncio.ensure_future(self._rpc.write(frame))
         try:
             await _outcome(writing, self._patience_s)
+        except PeerError:
+            await self._raise_if_over()
+            raise
         finally:
             if not self._going_out.done():
                 writing.cancel()
             del writing  # see `_outcome`
 
+    async def _raise_if_over(self) -> None:
+        """If the other end has ended the RPC, say why. What gRPC raises at a write doesn't, and it
+        returns metadata of a refused RPC, too."""
+        if self._rpc.done():
+            raise RpcFailed((await self._rpc.code()).name, await self._rpc.details())
+
     async def accepted(self) -> None:
         """Wait until the other end has opened the stream, too."""
         await self._run(self._rpc.initial_metadata(), self._patience_s)
-        if self._rpc.done():
-            raise PeerError(f"the peer did not accept the stream: {await self._rpc.details()}")
+        await self._raise_if_over()
 
     async def finish(self) -> None:
         await self._run(self._rpc.done_writing(), self._patience_s)

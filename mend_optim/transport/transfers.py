@@ -42,6 +42,11 @@ log = BackgroundLog("mend_optim.transport")
 ANSWER_PATIENCE = 0.9
 
 
+#: Characters of a peer's refusal that are kept.
+REFUSAL_LENGTH = 200
+UNEXPLAINED = "no reason, as the message was still on its way"
+
+
 class UnansweredError(PeerError):
     """The peer has ended the stream in good order, but without an answer."""
 
@@ -212,7 +217,7 @@ class Transfers:
         if self._running.get(key) == (to, task):
             del self._running[key]
             if fault:
-                self._handler.undelivered(to.id, message, _is_refusal(fault))
+                self._handler.undelivered(to.id, message, _refusal(fault))
 
     async def _exchange(self, link: Link, offer: Offer) -> None:
         with self._dial(link, "Exchange") as stream:
@@ -270,7 +275,7 @@ class Transfers:
         if asked and asked[0] is want:
             del link.asked[want.fragment]
             asked[1].cancel()
-            self._handler.undelivered(link.id, want, refused=False)
+            self._handler.undelivered(link.id, want, "")
 
 
 class TransferServer:
@@ -378,7 +383,7 @@ class TransferServer:
             answered.clear()
         finally:
             for want in answered:
-                self._handler.undelivered(link.id, want, refused=False)
+                self._handler.undelivered(link.id, want, "")
         await stream.write(ACK)
 
     async def pass_on(self, link: Link, stream: Stream) -> None:
@@ -393,9 +398,13 @@ class TransferServer:
         await stream.write(ACK)
 
 
-def _is_refusal(fault: BaseException) -> bool:
-    """Whether the peer itself has ended a transfer: the way to it is open."""
-    return isinstance(fault, UnansweredError) or (isinstance(fault, RpcFailed) and fault.is_answer)
+def _refusal(fault: BaseException) -> str:
+    """Why the peer itself has ended a transfer; empty if it has not."""
+    if isinstance(fault, UnansweredError):
+        return "no answer"
+    if isinstance(fault, RpcFailed) and fault.is_refusal:
+        return UNEXPLAINED if fault.is_unexplained else str(fault)[:REFUSAL_LENGTH]
+    return ""
 
 
 def _described(message: Bulk) -> str:

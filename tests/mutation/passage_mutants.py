@@ -34,32 +34,37 @@ PASSAGE_MUTANTS = (
         "if peer in alive or (known.is_told and roster.find(peer))",
         "if peer in alive",
     ),
-    mutant(
-        "an-offer-that-is-refused-is-stuck",
-        "(pending.delivered or refused):",
-        "pending.delivered:",
-        "engine/offers",
-    ),
-    mutant(
-        "an-anchor-that-is-refused-is-stuck",
-        "        if not refused:\n",
-        "        if True:\n",
-        "engine/pulling",
-    ),
+    mutant("the-network-is-to-blame-for-a-refusal", "_REFUSED if refusal else _STUCK", "_STUCK"),
     Mutant(
         "a-refusal-is-a-broken-way",
         LAW,
         "transport/transfers",
-        "(isinstance(fault, RpcFailed) and fault.is_answer)",
+        "isinstance(fault, RpcFailed) and fault.is_refusal",
         "False",
         of("unit/transport/test_grpc_transport", "must_not_accept"),
+    ),
+    Mutant(
+        "a-refusal-during-a-write-is-lost",
+        LAW,
+        "transport/stream",
+        "            await self._raise_if_over()\n",
+        "",
+        of("unit/transport/test_stream"),
+    ),
+    Mutant(
+        "a-refusal-of-a-message-on-its-way-is-a-broken-way",
+        LAW,
+        "transport/stream",
+        "self.is_unexplained or ",
+        "",
+        of("unit/transport/test_stream"),
     ),
     Mutant(
         "a-pull-without-an-answer-is-a-broken-way",
         LAW,
         "transport/transfers",
-        "return isinstance(fault, UnansweredError) or ",
-        "return ",
+        "if isinstance(fault, UnansweredError):",
+        "if False:",
         of("unit/transport/test_grpc_transport", "nobody_answers"),
     ),
     mutant(
@@ -70,13 +75,11 @@ PASSAGE_MUTANTS = (
     mutant("a-learner-that-evaluates-hides-lost-offers", "if way is Way.FROM and step", "if step"),
     mutant("an-all-clear-of-nothing", "if failure and failure.is_told:", "if failure:"),
     mutant("no-all-clear", "if failure and failure.is_told:", "if False:"),
-    mutant(
-        "both-ways-are-one", "(peer, way), _Failure(awake_s", "(peer, Way.TO), _Failure(awake_s"
-    ),
+    mutant("both-ways-are-one", "setdefault((peer, way), ", "setdefault((peer, Way.TO), "),
     mutant(
         "an-offer-that-arrived-has-failed",
-        "and not (pending.delivered or refused):",
-        "and not refused:",
+        "if pending.sent_to is not None and not pending.delivered:",
+        "if pending.sent_to is not None:",
         "engine/offers",
     ),
     mutant(
@@ -99,7 +102,7 @@ PASSAGE_MUTANTS = (
     ),
     mutant(
         "a-want-that-fails-is-no-sign",
-        "        self.passages.failed(now, peer, Way.FROM)\n",
+        "        self.passages.failed(now, peer, Way.FROM, refusal)\n",
         "",
         "engine/pulling",
     ),

@@ -57,7 +57,7 @@ def test_offers_that_never_arrive_at_a_live_peer_are_told_once() -> None:
     assert fail(engine, offer) == []
     (event,) = fail(engine, offer)
     assert event.kind == "stuck"
-    assert event.facts == {"peer": "peer", "incarnation": 1, "for_s": STILL_S + 2}
+    assert event.facts == {"peer": "peer", "incarnation": 1, "for_s": STILL_S + 2, "refusal": ""}
     assert "peer is heard, but no offer of this learner gets through to it" in event.text
     assert fail(engine, offer, offer, offer) == []
     engine.engine.delivered(engine.now, PEER, offer)
@@ -168,15 +168,19 @@ def test_that_it_was_told_outlives_a_suspicion() -> None:
 
 
 @pytest.mark.parametrize("kind", [Offer, Want])
-def test_a_transfer_that_the_peer_refuses_is_not_stuck(kind: type) -> None:
-    """The peer may have no room now, or no answer. Its word came, so the way is open."""
+def test_transfers_that_the_peer_ends_itself_are_told_with_its_words(kind: type) -> None:
+    """It may have no room, or no answer. Its word came, so the network is not to blame."""
     engine, offer = offered()
-    for _ in range(4):
+    for _ in range(2):
         pass_beats(engine, STILL_S)
         message = offer if kind is Offer else WANT
-        engine.engine.undelivered(engine.now, PEER, message, refused=True)
+        engine.engine.undelivered(engine.now, PEER, message, "no\nroom")
         pass_beats(engine, 2.0)
-    assert stuck(engine) == []
+    (event,) = stuck(engine)
+    assert event.text.endswith(
+        "it is peer that ends them, the last one with 'no\\nroom': see status().refused there"
+    )
+    assert event.facts["refusal"] == "no\nroom"
 
 
 def test_a_stop_of_this_learner_is_not_counted() -> None:

@@ -250,7 +250,7 @@ def test_if_it_does_not_come_rounds_go_on() -> None:
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer
     engine.receive(seal_of(engine.lineage, sealer=sealer))
-    engine.engine.pulling.unreachable(engine.now, to, 0, refused=False)
+    engine.engine.pulling.unreachable(engine.now, to, 0, "")
     engine.tick(0.1)
     (job,) = engine.jobs(Advance)
     engine.done(job)
@@ -290,7 +290,7 @@ def test_no_round_ends_here_while_the_anchor_is_wrong() -> None:
         engine.done(job)
     engine.tick(0.1)
     assert engine.jobs(Merge) == []
-    engine.engine.pulling.unreachable(engine.now, to, 0, refused=False)
+    engine.engine.pulling.unreachable(engine.now, to, 0, "")
     engine.tick(0.1)
     assert engine.jobs(Merge)
 
@@ -353,7 +353,7 @@ def test_a_peer_that_hands_nothing_over_is_not_asked_again_at_once() -> None:
     engine = outvoted()
     engine.tick(0.1)
     (to,) = asked(engine)
-    engine.engine.pulling.unreachable(engine.now, to, 0, refused=False)
+    engine.engine.pulling.unreachable(engine.now, to, 0, "")
     engine.tick(Timing().beat_s)
     assert asked(engine) == []
 

@@ -34,8 +34,8 @@ class Recorder:
         #: What it knows of the newest of each name, if not that it is alive.
         self.lives: dict[str, Life] = {}
         self.lost: set[PeerId] = set()
-        #: Of each message that was not delivered, whether the peer refused it.
-        self.refusals: list[bool] = []
+        #: Of each message that was not delivered, why the peer refused it; empty if it has not.
+        self.refusals: list[str] = []
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
 
@@ -122,9 +122,9 @@ class Recorder:
     def delivered(self, to: PeerId, message: Message) -> None:
         self._note("delivered", to, message)
 
-    def undelivered(self, to: PeerId, message: Message, refused: bool) -> None:
+    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
         self._note("undelivered", to, message)
-        self.refusals.append(refused)
+        self.refusals.append(refusal)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         return self.known

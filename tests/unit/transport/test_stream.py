@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from mend_optim.errors import PeerError
-from mend_optim.transport.stream import Counter, Dialled, Rpc, Served, within
+from mend_optim.transport.stream import Counter, Dialled, Rpc, RpcFailed, Served, within
 
 
 class Slow:
@@ -173,13 +173,55 @@ class Answered:
     def done(self) -> bool:
         return self.over
 
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.FAILED_PRECONDITION
+
     async def details(self) -> str:
         return "go away"
 
 
+class Aborted:
+    """An RPC that the other end, or gRPC, has ended; as gRPC's own is, it is silent about why."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.status = code
+
+    async def wait_for_connection(self) -> None: ...
+
+    async def write(self, frame: bytes) -> None:
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    def done(self) -> bool:
+        return True
+
+    async def code(self) -> grpc.StatusCode:
+        return self.status
+
+    async def details(self) -> str:
+        return "too large"
+
+
+@pytest.mark.parametrize(
+    ("code", "refuses"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+        (grpc.StatusCode.UNAVAILABLE, False),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+        (grpc.StatusCode.INTERNAL, True),
+    ],
+)
+def test_a_write_to_an_rpc_that_is_over_says_why_it_is(
+    code: grpc.StatusCode, refuses: bool
+) -> None:
+    with pytest.raises(RpcFailed, match=f"{code.name}: too large") as failed:
+        asyncio.run(Dialled(Aborted(code), Counter(), patience_s=60).write(b"x"))
+    assert failed.value.is_refusal is refuses
+
+
 def test_a_stream_that_is_over_at_once_was_not_accepted() -> None:
-    """gRPC returns metadata of a refused RPC, too."""
+    """gRPC returns its metadata all the same."""
     asyncio.run(Dialled(Answered(over=False), Counter(), patience_s=60).accepted())
     refused = Dialled(Answered(over=True), Counter(), patience_s=60)
-    with pytest.raises(PeerError, match="did not accept the stream: go away"):
+    with pytest.raises(PeerError, match="FAILED_PRECONDITION: go away"):
         asyncio.run(refused.accepted())

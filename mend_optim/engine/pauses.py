@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mend_optim.engine.idleness import PAUSE_STEPS
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat
 
@@ -49,7 +50,8 @@ class Pauses:
             return False
         if beat.step == known.last:
             return False
-        is_over = now - known.since >= self._patience_s
+        pause_s = max(self._patience_s, PAUSE_STEPS * beat.seconds_per_step)
+        is_over = now - known.since >= pause_s
         if is_over:
             known.asked_at = now + self._patience_s  # it is asked again
         if now <= known.asked_at:

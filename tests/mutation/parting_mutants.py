@@ -159,8 +159,15 @@ PARTING_MUTANTS = (
     mutant(
         "a-learner-that-steps-is-asked-for-ever",
         PAUSES,
-        "is_over = now - known.since >= self._patience_s",
+        "is_over = now - known.since >= pause_s",
         "is_over = True",
+        PAUSING,
+    ),
+    mutant(
+        "a-slow-step-is-a-pause",
+        PAUSES,
+        "max(self._patience_s, PAUSE_STEPS * beat.seconds_per_step)",
+        "self._patience_s",
         PAUSING,
     ),
     mutant(

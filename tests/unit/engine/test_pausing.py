@@ -32,7 +32,7 @@ class Newcomer:
         self.engine = Engine(ME, "me:1", (SEED,), policies, 0.0)
         self.engine.begin(0.0, GENESIS, (b"",))
         self.peers = (PEER, *others)
-        self.steps, self.training = 100, True
+        self.steps, self.training, self.step_s = 100, True, 0.1
         self.now = 0.0
         self.me = ME
         self.models = dict.fromkeys((PEER, *others), (GREATER, TRAINED))
@@ -61,6 +61,7 @@ class Newcomer:
             address=f"{peer.name}:1",
             count=int(self.now),
             step=self.steps,
+            seconds_per_step=self.step_s,
             training=self.training,
             genesis=genesis,
             reports=(Report(key),),
@@ -107,6 +108,17 @@ def test_a_learner_that_goes_on_and_hands_nothing_over_is_waited_for_no_longer()
         newcomer.steps += 1
         newcomer.run(float(at))
     assert newcomer.joined
+
+
+@pytest.mark.parametrize("step_s", [1, 3, 5, 10, 20])
+def test_slow_steps_are_no_pauses(step_s: int) -> None:
+    """Its weights never come, although it steps."""
+    newcomer = Newcomer()
+    newcomer.step_s = float(step_s)
+    while not newcomer.joined:
+        newcomer.steps += 1
+        newcomer.run(newcomer.now + step_s)
+    assert newcomer.now <= 2 * TIMING.round_timeout_s
 
 
 @pytest.mark.parametrize("pauses", [1, 2])

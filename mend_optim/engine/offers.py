@@ -231,7 +231,7 @@ class Offers:
     def undelivered(self, now: float, pending: Pending, refusal: str) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
         if pending.sent_to is not None and not pending.delivered:
-            self.passages.failed(now, pending.sent_to, Way.TO, refusal)
+            self.passages.failed(now, pending.sent_to, Way.TO, pending.sent_at, refusal)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId, p: int) -> None:

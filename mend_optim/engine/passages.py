@@ -15,7 +15,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
 
 #: Failures are not one after the other if so many times the longest that a transfer may stand
-#: still lies between them.
+#: still lies between the end of one and the beginning of the next.
 LASTING = 2
 
 
@@ -49,17 +49,17 @@ class Passages:
         #: By incarnation, so that a peer that starts again begins anew.
         self._failing: dict[tuple[PeerId, Way], _Failure] = {}
 
-    def failed(self, now: float, peer: PeerId, way: Way, refusal: str) -> None:
-        """A transfer with a peer has failed: it stood still, or its connection broke; or the peer
-        has ended it, by a `refusal`."""
+    def failed(self, now: float, peer: PeerId, way: Way, began: float, refusal: str) -> None:
+        """A transfer with a peer that `began` then has failed: it stood still, or its connection
+        broke; or the peer has ended it, by a `refusal`."""
         if peer not in self.state.roster.alive() or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
-        failure = self._failing.setdefault((peer, way), _Failure(refusal, awake_s, step, awake_s))
+        failure = self._failing.setdefault((peer, way), _Failure(refusal, awake_s, step, now))
         patience_s = self.state.policies.timing.round_timeout_s
-        if awake_s - failure.last > LASTING * patience_s and not failure.is_told:
+        if began - failure.last > LASTING * patience_s and not failure.is_told:
             failure.since, failure.step = awake_s, step  # nothing was tried in between
-        failure.last, failure.refusal = awake_s, refusal
+        failure.last, failure.refusal = now, refusal
         for_s = awake_s - failure.since
         if way is Way.FROM and step == failure.step:
             return  # it may have trained alone: then its anchor comes with its next step

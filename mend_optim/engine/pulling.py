@@ -167,10 +167,13 @@ class Pulling:
 
     def unreachable(self, now: float, peer: PeerId, p: int, refusal: str) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        self.passages.failed(now, peer, Way.FROM, refusal)
-        wanted = self.state.wants.pop(p, None)
-        if wanted and wanted.peer == peer:
-            self.doubt(now, wanted.peer, wanted.since)
+        wanted = self.state.wants.get(p)
+        is_wanted = wanted is not None and wanted.peer == peer
+        began = wanted.since if wanted and is_wanted else now
+        self.passages.failed(now, peer, Way.FROM, began, refusal)
+        if is_wanted:
+            del self.state.wants[p]
+            self.doubt(now, peer, began)
         if self.state.switch and self.state.switch.peer == peer:
             self.state.end_switch()
 

@@ -91,6 +91,18 @@ def test_failures_that_lie_far_apart_are_not_one() -> None:
     assert event.facts["for_s"] == STILL_S + 2
 
 
+@pytest.mark.parametrize("for_s", [1.5, 3.0, 10.0])
+def test_attempts_that_take_long_are_one_after_the_other(for_s: float) -> None:
+    """A transfer that moves now and then may fail after an hour."""
+    engine, offer = offered()
+    for _ in range(3):
+        pass_beats(engine, for_s * STILL_S)
+        engine.engine.undelivered(engine.now, PEER, offer)
+        pass_beats(engine, 2.0)
+    (event,) = stuck(engine)
+    assert event.facts["for_s"] == for_s * STILL_S + 2
+
+
 def test_offers_to_a_peer_that_takes_no_step_arrive_all_the_same() -> None:
     engine, offer = offered()
     (event,) = fail(engine, offer, offer, trains=False)

@@ -104,6 +104,18 @@ def test_where_no_seal_is_to_be_expected_a_member_is_asked_at_once(how: str) -> 
     assert asked(engine) == [MEMBER]
 
 
+def test_a_late_failure_of_another_peer_ends_no_want() -> None:
+    engine = offered()
+    engine.engine.linked(engine.now, SEALER, True)
+    engine.engine.linked(engine.now, SEALER, False)
+    engine.beat(MEMBER, NEXT)
+    ((_, want),) = engine.sent(Want)
+    engine.engine.undelivered(engine.now, SEALER, want)
+    assert [wanted.peer for wanted in engine.engine.state.wants.values()] == [MEMBER]
+    engine.engine.undelivered(engine.now, MEMBER, want)
+    assert not engine.engine.state.wants
+
+
 def test_a_beat_that_lacks_the_fragment_tells_nothing_of_it() -> None:
     engine = offered()
     peer = engine.engine.state.roster.find(SEALER)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mend_optim.errors import PeerError
 from mend_optim.transport.connection import Connection
-from mend_optim.transport.stream import Dialled
+from mend_optim.transport.stream import Dialled, RpcFailed, StillError
 
 #: Lanes to one peer at most; and to all peers together, as long as each has one.
 MOST, MOST_IN_ALL = 8, 32
@@ -61,21 +60,22 @@ class Lanes:
         self, method: str, connect: Callable[[], Connection], most: int
     ) -> Iterator[Dialled]:
         """Open a stream for an RPC, on the lane with the fewest messages on their way. Of several
-        such lanes, that is one which has served well lately; one on which a message got stuck comes
-        last. A stream that breaks while it rests says little: the peer ends some of these itself.
+        such lanes, that is one which has served well lately; one on which a message got stuck, or
+        that broke, comes last.
 
         Args:
             method: The RPC.
             connect: Makes a connection.
-            most: Make no more lanes than that.
+            most: Make no more lanes than that. As many retired ones stay.
         """
         lane = self._take(connect, most)
         with lane.connection.stream(method) as stream:
             lane.streams.append(stream)
             try:
                 yield stream
-            except PeerError:
-                if stream.moves:
+            except (StillError, RpcFailed) as fault:
+                # the peer itself ends some streams, which says nothing of their lane
+                if not (isinstance(fault, RpcFailed) and fault.is_refusal):
                     self._move(lane, len(self._lanes))
                 raise
             else:
@@ -86,6 +86,8 @@ class Lanes:
 
     def _take(self, connect: Callable[[], Connection], most: int) -> _Lane:
         self._shrink(most)
+        for retired in self._retired[:-most]:
+            self._drop(retired)
         lane = min(self._lanes, key=lambda lane: lane.load, default=None)
         if lane is None or (lane.load and len(self._lanes) < most):
             lane = _Lane(connect())
@@ -114,8 +116,12 @@ class Lanes:
 
     def _hang_up_retired(self) -> None:
         for lane in [lane for lane in self._retired if not lane.streams]:
-            self._retired.remove(lane)
-            self._hang_up(lane.connection)
+            self._drop(lane)
+
+    def _drop(self, lane: _Lane) -> None:
+        """Hang up a retired lane."""
+        self._retired.remove(lane)
+        self._hang_up(lane.connection)
 
     def close(self) -> None:
         """Hang up. The next stream makes a new lane."""

@@ -47,10 +47,15 @@ DEPARTURE_MUTANTS = (
     ),
     lane_mutant(
         "a-broken-lane-is-taken-again",
-        "                if stream.moves:\n                    self._move(lane, len(self._lanes))\n",
-        "",
+        "                    self._move(lane, len(self._lanes))\n",
+        "                    pass\n",
     ),
-    lane_mutant("a-lane-is-bad-whose-peer-ends-a-stream", "if stream.moves:", "if True:"),
+    lane_mutant(
+        "a-lane-is-bad-whose-peer-ends-a-stream",
+        "if not (isinstance(fault, RpcFailed) and fault.is_refusal):",
+        "if True:",
+    ),
+    lane_mutant("any-number-of-retired-lanes", "self._retired[:-most]", "()"),
     lane_mutant("retired-lanes-stay", "                self._hang_up_retired()\n", ""),
     lane_mutant("retired-lanes-break-off", " if not lane.streams]:", "]:"),
     Mutant(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mend_optim.errors import PeerError
 from mend_optim.transport.lanes import MOST, MOST_IN_ALL, Lanes, most_lanes
+from mend_optim.transport.stream import RpcFailed, StillError
 
 
 class Stream:
@@ -104,24 +105,25 @@ def test_the_lane_that_has_served_well_last_is_taken_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "moves", "taken"),
+    ("fault", "taken"),
     [
-        (PeerError, True, [0, 1, 0, 1]),
-        (PeerError, False, [0, 0, 0, 0]),
-        (OSError, True, [0, 0, 0, 0]),
+        (StillError("nothing moved"), [0, 1, 0, 1]),
+        (RpcFailed("UNAVAILABLE", "it broke"), [0, 1, 0, 1]),
+        (RpcFailed("RESOURCE_EXHAUSTED", "no room"), [0, 0, 0, 0]),
+        (PeerError("it ended without an answer"), [0, 0, 0, 0]),
+        (OSError("this learner gave it up"), [0, 0, 0, 0]),
     ],
 )
-def test_a_lane_that_has_failed_is_taken_last(
-    fault: type[Exception], moves: bool, taken: list[int]
+def test_a_lane_on_which_a_message_got_stuck_is_taken_last(
+    fault: Exception, taken: list[int]
 ) -> None:
-    """A message that this learner itself gives up says nothing about its lane. Nor does a stream
-    that ends while it waits for an answer: the peer ends it when a newer offer comes."""
+    """A message that one of the two ends itself says nothing about its lane."""
     dialled, found = two_lanes(), []
     for _ in taken:
-        with suppress(fault), dialled.stream() as stream:
+        with suppress(type(fault)), dialled.stream() as stream:
             found.append(stream.number)
-            stream.moves = moves
-            raise fault("it failed")
+            stream.moves = False  # also if it is the answer that got stuck
+            raise fault
     assert found == taken
 
 
@@ -165,6 +167,18 @@ def test_retired_lanes_end_their_streams_first() -> None:
         assert dialled.lanes.connections == [dialled.made[2], dialled.made[0]]
     assert dialled.closed == [dialled.made[1], dialled.made[0]]
     assert dialled.lanes.connections == [dialled.made[2]]
+
+
+def test_only_so_many_retired_lanes_stay() -> None:
+    """On a network that flaps, each control stream retires those of the one before."""
+    dialled = Dialled()
+    with ExitStack() as stack:
+        for generation in range(6):
+            stack.enter_context(dialled.stream(2)).moves = False
+            assert len(dialled.lanes.connections) == min(generation + 1, 3)
+            dialled.lanes.retire()
+        assert dialled.closed == dialled.made[:3]
+    assert sorted(line.number for line in dialled.closed) == list(range(6))
 
 
 def test_retired_lanes_hang_up_with_the_others() -> None:

@@ -13,8 +13,9 @@ from mend_optim.transport.security.names import ANY_LEARNER
 
 #: Seconds that a probe may take.
 PATIENCE_S = 5.0
-#: Seconds in which a connection must open. Where a machine is off, each visit waits as long.
-OPEN_S = 1.0
+#: Seconds in which a connection must open: after one, a first packet that was lost is sent again.
+#: Where a machine is off, each visit waits as long.
+OPEN_S = 3.0
 #: OpenSSL's numbers of what is wrong with a certificate.
 _VERDICTS = {9: Unreached.EARLY, 10: Unreached.EXPIRED, 62: Unreached.NO_LEARNER}
 

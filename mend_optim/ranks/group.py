@@ -42,6 +42,11 @@ ABSENT = (
     "group must be ranks that all make their MendOptimizer, got none on rank {ranks} within "
     "{seconds:g} s; construct it on every rank, with the same arguments"
 )
+OLD_STORE = (
+    "init_process_group must be given a new store for a new world, got that of an earlier one, "
+    "where torch may find the addresses of groups that have ended; pass store= a TCPStore of "
+    "another port, or start all processes again"
+)
 # By the ranks of a group, how often these have met, and the pairs that they have made. All of them
 # do so in the same order (R9), so the numbers agree; ranks of other groups may have met more often.
 _met: Counter[tuple[int, ...]] = Counter()
@@ -99,7 +104,8 @@ class Group:
         meet_s: how long to wait for the other ranks' constructors, in seconds.
 
     Raises:
-        UsageError: some of the ranks have not come by then.
+        UsageError: some of the ranks have not come by then, or the store is that of an earlier
+            world.
         MendError: a rank has ended since it came.
     """
 
@@ -325,12 +331,18 @@ def _meet(
 
     Returns:
         The number of this meeting, and the pairs that no rank uses.
+
+    Raises:
+        UsageError: some of them have not come, or the store is that of an earlier world.
+        MendError: the rank that keeps the store is lost.
     """
     store: Any = distributed_c10d._get_default_store()
     number = _met[tuple(members)]
     _met[tuple(members)] += 1
     name = "mend_optim/" + "-".join(map(str, members))
     keys = [f"{name}/{number}/{member}" for member in members]
+    if _begun(store.check, [keys[rank]]):
+        raise UsageError(OLD_STORE)
     _begun(store.set, keys[rank], ",".join(["here", *map(str, free)]).encode())
     try:
         store.wait(keys, timedelta(seconds=meet_s))

@@ -49,11 +49,26 @@ def test_ranks_that_are_there_are_not_waited_for(
     group._meet([4], 0, meet_s=0.05)
 
 
+def test_the_store_of_an_earlier_world_is_refused(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rank would take one that is not there for one that is."""
+    for _ in range(2):
+        group._meet([4], 0, meet_s=0.05)
+    with pytest.raises(UsageError, match="none on rank 1"):
+        group._meet([4, 5], 0, meet_s=0.05)
+    monkeypatch.setattr(group, "_met", Counter())
+    for members in ([4], [4, 5]):
+        with pytest.raises(UsageError, match="got that of an earlier one, where torch may"):
+            group._meet(members, 0, meet_s=0.05)
+
+
 class LostStore:
     """A store whose process has ended after some calls, or which is slow."""
 
     def __init__(self, lasts: int) -> None:
         self.lasts = lasts
+        self.has_set = False
 
     def _call(self, *args: Any) -> bool:
         self.lasts -= 1
@@ -61,7 +76,12 @@ class LostStore:
             raise dist.DistNetworkError("Broken pipe")
         return True
 
-    set = check = _call
+    set = _call
+
+    def check(self, keys: list[str]) -> bool:
+        """The keys are there once they have been set."""
+        has_set, self.has_set = self.has_set, True
+        return self._call(keys) and has_set
 
     def get(self, key: str) -> bytes:
         self._call(key)
@@ -71,7 +91,7 @@ class LostStore:
         raise dist.DistStoreError("wait timeout")
 
 
-@pytest.mark.parametrize("lasts", [0, 1])
+@pytest.mark.parametrize("lasts", [0, 1, 2])
 def test_the_end_of_the_rank_that_keeps_the_store_is_told(
     lasts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +101,7 @@ def test_the_end_of_the_rank_that_keeps_the_store_is_told(
 
 
 def test_ranks_that_come_at_the_last_moment_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(5))
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(6))
     group._meet([4, 5], 0, meet_s=0.05)
 
 

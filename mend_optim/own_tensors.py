@@ -3,10 +3,11 @@ corrected. Only the training thread calls this."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from mend_optim.codecs.buffers import LOOK, PER_ROUND, Buffers
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import Ready, belong_to, gather, narrow, scatter
-from mend_optim.model.gathered import Gathered
+from mend_optim.model.gathered import UNKNOWN, Gathered
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
 from mend_optim.model.moment_state import (
@@ -31,6 +32,8 @@ from mend_optim.model.side_copies import SideCopies
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.worker.correction import BufferCorrection, Correction, Reading
+
+log = logging.getLogger("mend_optim")
 
 
 class ModelTensors(Protocol):
@@ -143,6 +146,8 @@ class OwnTensors:
         self.inner = inner
         self._parameters = parameters
         self._gathered = Gathered(parameters)
+        if self._gathered.is_blind:
+            _warn_once(UNKNOWN)
         self._module_buffers = module_buffers or ModuleBuffers(())
         self._moments = {moment.name: moment for moment in moments}
         gpu = next((p.device for p in parameters if p.is_cuda), None)
@@ -382,3 +387,9 @@ class OwnTensors:
         tensors = self._module_buffers.tensors()
         self.layout.check_buffers(tensors)
         return tensors
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A later optimizer of this process has nothing new to say."""
+    log.warning(text)

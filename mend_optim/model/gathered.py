@@ -23,8 +23,8 @@ LIST = ("torch.distributed._composable_state", "_module_state_mapping")
 CLASS = ("torch.distributed.fsdp", "FSDPModule")
 UNKNOWN = (
     "this version of torch keeps no list of the modules that FSDP2 has divided where mend_optim "
-    "looks for it: a forward pass may use weights from before a merge; call model.reshard() after "
-    "each forward pass without a backward pass, such as an evaluation"
+    "looks for it: a forward pass may use weights from before a merge; call reshard() of all its "
+    "modules after each forward pass without a backward pass, such as an evaluation"
 )
 
 

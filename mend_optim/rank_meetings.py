@@ -127,7 +127,9 @@ class Meetings:
     def _tell_of(self, error: BaseException) -> None:
         """Let the other ranks raise the lead's error."""
         kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
-        text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
+        text = str(error)
+        if not kind:
+            text = f"rank 0 has raised {type(error).__name__}" + (f": {text}" if text else "")
         try:
             self._tell(Deed.RAISE, kind=kind, text=text)
         except MendError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,12 @@ import pytest
 from mend_optim import MendError
 from mend_optim.rank_meetings import Meetings
 from mend_optim.rank_run import RankRun
+from mend_optim.ranks.orders import decode_order
 from mend_optim.ranks.words import Call
 
 
-def beside_a_fault() -> Meetings:
-    """The lead's meetings, while another rank has failed already."""
-
-    def tell(*told: Any) -> None:
-        raise MendError("rank 1 of this learner failed")
-
+def meetings(tell: Callable[..., Any]) -> Meetings:
+    """The lead's meetings. It tells the others something by `tell`."""
     anything: Any = SimpleNamespace(
         is_lead=True,
         is_over=False,
@@ -28,6 +26,34 @@ def beside_a_fault() -> Meetings:
         recall=lambda learner: None,
     )
     return Meetings(anything, anything, anything, anything, pulse_s=1.0)
+
+
+def beside_a_fault() -> Meetings:
+    """The lead's meetings, while another rank has failed already."""
+
+    def tell(*told: Any) -> None:
+        raise MendError("rank 1 of this learner failed")
+
+    return meetings(tell)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyboardInterrupt(), "rank 0 has raised KeyboardInterrupt"),
+        (ArithmeticError("no copy"), "rank 0 has raised ArithmeticError: no copy"),
+        (MendError("it is closed"), "it is closed"),
+    ],
+)
+def test_the_lead_tells_the_others_of_its_exception(error: BaseException, text: str) -> None:
+    told: list[bytes] = []
+
+    def body() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        meetings(lambda *at: told.append(at[-1])).hold((Call.FINISH, 3), body, lambda: None)
+    assert [decode_order(data).facts["text"] for data in told] == [text]
 
 
 @pytest.mark.parametrize(

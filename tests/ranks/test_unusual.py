@@ -46,7 +46,7 @@ def test_a_mode_of_the_script_changes_nothing(
     assert first["digest"] == second["digest"] == b["digest"]
 
 
-@pytest.mark.parametrize("idles", ["rate", "frozen"])
+@pytest.mark.parametrize("idles", ["rate", "frozen", "empty"])
 def test_a_stage_that_is_not_trained_takes_the_steps_of_the_others(
     nursery: Nursery, tmp_path: Path, idles: str
 ) -> None:

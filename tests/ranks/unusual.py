@@ -100,8 +100,11 @@ def idle_stage(cast: Cast, idles: str) -> None:
     listed = [(names[id(p)], p) for part in parts for p in part.parameters()]
     if is_idle and idles == "frozen":
         parts[0].requires_grad_(False)
+    if idles == "empty":  # nobody lists what is not trained
+        listed = [pair for pair in listed if pair[0].startswith("down")]
     rate = 0.0 if is_idle and idles == "rate" else 0.05
-    optimizer = learner(cast, torch.optim.AdamW(listed, lr=rate))
+    told: Any = listed or [{"params": []}]
+    optimizer = learner(cast, torch.optim.AdamW(told, lr=rate))
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -120,8 +123,8 @@ def idle_stage(cast: Cast, idles: str) -> None:
         train(STEPS)
         finish = optimizer.finish()
         saved = get_optimizer_state_dict(parts[0], optimizer)
-    told = {"step": optimizer.status().step, "digest": finish.digest, "saved": bool(saved)}
-    cast.leave({**told, "agreed": finish.agreed, "again": optimizer.finish() == finish})
+    facts = {"step": optimizer.status().step, "digest": finish.digest, "saved": bool(saved)}
+    cast.leave({**facts, "agreed": finish.agreed, "again": optimizer.finish() == finish})
 
 
 def mask(cast: Cast) -> None:

@@ -10,6 +10,7 @@ say their words on a board in shared memory instead."""
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,6 +35,9 @@ MEET_S = 60.0
 WAIT = timedelta(minutes=30)
 #: A rank that waits for words looks up so often.
 LOOK_UP = timedelta(seconds=1)
+#: Between two looks for the other ranks' constructors it sleeps a tenth of its wait so far: at
+#: least and at most so long.
+SHORTEST_NAP_S, LONGEST_NAP_S = 1e-3, 0.1
 LOST = (
     "another rank of this learner ended, failed or did not answer, and a learner goes on only as a "
     "whole: start all its ranks again; the error of that rank tells why"
@@ -344,13 +348,19 @@ def _meet(
     if _begun(store.check, [keys[rank]]):
         raise UsageError(OLD_STORE)
     _begun(store.set, keys[rank], ",".join(["here", *map(str, free)]).encode())
-    try:
-        store.wait(keys, timedelta(seconds=meet_s))
-    except RuntimeError:
-        # The store may have ended with the rank that keeps it.
-        absent = [str(at) for at, key in enumerate(keys) if not _begun(store.check, [key])]
-        if absent:
-            told = ABSENT.format(ranks=", ".join(absent), seconds=meet_s)
-            raise UsageError(told) from None
+    _await(store, keys, meet_s)
     told_free = [_begun(store.get, key).decode().split(",")[1:] for key in keys]
     return number, set.intersection(*(set(map(int, numbers)) for numbers in told_free))
+
+
+def _await(store: Any, keys: list[str], meet_s: float) -> None:
+    """Wait until all keys are there. torch's own `wait` would not notice Ctrl-C. Raises as `_meet`
+    does."""
+    started = now = time.monotonic()
+    while not _begun(store.check, keys):
+        if now - started > meet_s:
+            absent = [str(at) for at, key in enumerate(keys) if not _begun(store.check, [key])]
+            if absent:
+                raise UsageError(ABSENT.format(ranks=", ".join(absent), seconds=meet_s))
+        time.sleep(min(LONGEST_NAP_S, max(SHORTEST_NAP_S, (now - started) / 10)))
+        now = time.monotonic()

@@ -204,6 +204,7 @@ CONFINED = {
         "cli.check.command",
         "rank_run",
         "ranks.board",
+        "ranks.group",
         "integrations.prometheus",
         "transport.security.channels",
         "transport.security.files",

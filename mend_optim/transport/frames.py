@@ -6,10 +6,14 @@
 The receiver checks a header whole, and its sizes against the fragment's limit, before it allocates
 anything. A later version may add sections: those that this one doesn't know are taken up to
 `UNKNOWN_LIMIT`. Those of an offer are not kept, so nobody passes them on.
+
+Without TLS, the header's frame has a checksum of the whole message: see `checksums.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,6 +23,7 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Packet, Seal, is_known
 from mend_optim.transport._pb import peer_pb2 as pb
+from mend_optim.transport.checksums import check_whole, with_checksum
 from mend_optim.transport.limits import (
     SECTION_LIMIT,
     UNKNOWN_LIMIT,
@@ -37,6 +42,7 @@ ACK: bytes = pb.Frame(ack=pb.Ack()).SerializeToString()
 
 # protobuf's tag of `Frame.chunk`: field 2, length-delimited
 _CHUNK_TAG = 0x12
+_CHECKSUM: int = pb.Frame.CHECKSUM_FIELD_NUMBER
 # bytes of a tag and a length: a varint of five bytes holds any length that gRPC can deliver
 _PREFIX_LIMIT = 6
 
@@ -52,18 +58,36 @@ def check_sender(message: Message, peer: PeerId) -> None:
     check(named == peer, f"peer {peer} sent a message that claims to be from {named}")
 
 
-def to_frames(message: Bulk) -> Iterator[bytes]:
+def to_frames(message: Bulk, checksum: int | None = None) -> Iterator[bytes]:
     """Yield the frames of a bulky message.
 
     Each frame is made when it is asked for, so a message of 100 MB never exists twice.
+
+    Args:
+        message: The message.
+        checksum: The `payload_checksum` of the message; None: it travels without a checksum.
     """
     header: bytes = pb.Frame(header=header_of(message)).SerializeToString()
-    yield header
+    yield header if checksum is None else with_checksum(header, _CHECKSUM, checksum)
+    for chunk in _chunks(message):
+        yield _chunk_frame(chunk)
+
+
+async def payload_checksum(message: Bulk) -> int:
+    """Return the CRC-32 of the bytes of all sections. Other tasks run in between."""
+    found = 0
+    for chunk in _chunks(message):
+        found = zlib.crc32(chunk, found)
+        await asyncio.sleep(0)
+    return found
+
+
+def _chunks(message: Bulk) -> Iterator[memoryview]:
     for packet in message.sections.values():
         # an empty view cannot be cast
-        payload = memoryview(packet.data).cast("B") if packet.nbytes else b""
+        payload = memoryview(packet.data).cast("B") if packet.nbytes else memoryview(b"")
         for at in range(0, len(payload), CHUNK):
-            yield _chunk_frame(payload[at : at + CHUNK])
+            yield payload[at : at + CHUNK]
 
 
 def _chunk_frame(chunk: memoryview | bytes) -> bytes:
@@ -125,6 +149,10 @@ class Assembler:
         #: The parts of these buffers that are still to be filled, in the header's order. Empty
         #: while there is no message.
         self._unfilled: list[memoryview] = []
+        #: The frame of the header, with the checksum at its end; empty if it has none.
+        self._checked = b""
+        #: The `payload_checksum` of the bytes that have come, if there is one.
+        self._payload = 0
 
     @property
     def busy(self) -> bool:
@@ -137,18 +165,24 @@ class Assembler:
         Nothing is allocated before the first chunk: whoever feeds it may wait in between.
 
         Raises:
+            DamagedError: The message is whole, and its checksum is wrong.
             PeerError: The frame is not valid here. Give the stream up; it cannot go on.
         """
         if frame[:1] == bytes([_CHUNK_TAG]):
             check(self._header is not None, "a chunk arrived outside a message")
             self._allocate_sections()
-            self._fill(_chunk_in(frame))
+            chunk = _chunk_in(frame)
+            if self._checked:
+                self._payload = zlib.crc32(chunk, self._payload)
+            self._fill(chunk)
         else:
             self._begin(frame)
             if not self.nbytes:
                 self._allocate_sections()
         if self._message is None or self._unfilled:
             return None
+        if self._checked:
+            check_whole(self._checked, _CHECKSUM, self._payload)
         whole = self._message
         self._message = None
         self._header = None
@@ -173,6 +207,8 @@ class Assembler:
         unknown = sum(section.nbytes for section in sections if not is_known(section.name))
         check_size("the payload of unknown sections", unknown, UNKNOWN_LIMIT)
         self._header = header
+        self._checked = frame if parsed.checksum else b""
+        self._payload = 0
         self.fragment = bare.fragment
         self.nbytes = nbytes
 

@@ -126,8 +126,16 @@ class Transport:
         self._counter = Counter()
         self._callers = Callers(timing)
         patience_s = timing.round_timeout_s
-        carrier = Carrier(handler, limit, allocate, patience_s=patience_s)
-        self._transfers = Transfers(handler, carrier, patience_s=patience_s, dial=self._open_bulk)
+        carrier = Carrier(
+            handler, limit, allocate, patience_s=patience_s, checks=not security.authenticates
+        )
+        self._transfers = Transfers(
+            handler,
+            carrier,
+            patience_s=patience_s,
+            dial=self._open_bulk,
+            damaged=lambda name, reason: self._links.refusals.add(name, reason),
+        )
         self._goodbyes = Goodbyes(security.notary)
         self._links = Links(handler, self._transfers, self._goodbyes)
         receiving = Receiving(lambda: limits.receiving(sum(sizes()), len(self._links)), patience_s)

@@ -14,6 +14,7 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import format_address, host_of, parse_address, seen_from
 from mend_optim.transport.background_log import BackgroundLog
+from mend_optim.transport.checksums import DamagedError
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import LEAVING
@@ -285,6 +286,9 @@ class Server:
             reason = str(fault)
         except StillError as fault:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
+            reason = str(fault)
+        except DamagedError as fault:
+            code = grpc.StatusCode.DATA_LOSS
             reason = str(fault)
         except PeerError as fault:
             reason = str(fault)

@@ -27,7 +27,15 @@ from typing import Any
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
 from mend_optim.transport.background_log import BackgroundLog
-from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_sender, to_frames
+from mend_optim.transport.checksums import DamagedError
+from mend_optim.transport.frames import (
+    ACK,
+    Assembler,
+    check_fragment,
+    check_sender,
+    payload_checksum,
+    to_frames,
+)
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Pace, Places, Receiving
@@ -35,7 +43,6 @@ from mend_optim.transport.stream import RpcFailed, Stream
 from mend_optim.transport.wire import decode_want, encode_want
 
 log = BackgroundLog("mend_optim.transport")
-
 
 #: The part of the patience of a pull for which its answer is awaited. The word that there is none
 #: then comes before the asker takes the way for a broken one.
@@ -60,6 +67,7 @@ class Carrier:
             `LookupError` if there is no such fragment.
         allocate: Returns a writable buffer of that many bytes, for one section.
         patience_s: Seconds that a message may stand still, or creep, while it arrives.
+        checks: Whether messages travel with a checksum. TLS has one of its own.
     """
 
     def __init__(
@@ -69,16 +77,19 @@ class Carrier:
         allocate: Callable[[int], memoryview],
         *,
         patience_s: float,
+        checks: bool,
     ) -> None:
         self._handler = handler
         self.limit = limit
         self._allocate = allocate
         self._patience_s = patience_s
+        self._checks = checks
 
     async def upload(self, link: Link, stream: Stream, message: Bulk) -> None:
         """Send one whole message to a peer, after the more urgent ones."""
+        checksum = await payload_checksum(message) if self._checks else None
         with link.departures.leaving(message, self._patience_s) as departure:
-            for frame in to_frames(message):
+            for frame in to_frames(message, checksum):
                 await departure.turn()
                 await stream.write(frame)
 
@@ -105,6 +116,7 @@ class Carrier:
                 before there is any memory for them.
 
         Raises:
+            DamagedError: Bytes of it changed on the way.
             PeerError: The stream broke or ended, or brought something else, or was too slow.
         """
         inbox = Assembler(limit or self.limit, self._allocate)
@@ -132,6 +144,8 @@ class Transfers:
         carrier: Sends and reads the messages.
         patience_s: Seconds that a want over the control stream may go without an answer.
         dial: Opens a stream to a peer for one of the four RPCs.
+        damaged: Is called with a peer's name and a reason if the bytes of its answer changed on the
+            way.
     """
 
     def __init__(
@@ -141,11 +155,13 @@ class Transfers:
         *,
         patience_s: float,
         dial: Callable[[Link, str], AbstractContextManager[Stream]],
+        damaged: Callable[[str, str], None],
     ) -> None:
         self._handler = handler
         self._carrier = carrier
         self._patience_s = patience_s
         self._dial = dial
+        self._damaged = damaged
         #: By key: of two transfers with one key, the newer takes the place of the older.
         self._running: dict[Hashable, tuple[Link, asyncio.Task[None]]] = {}
 
@@ -213,6 +229,8 @@ class Transfers:
         fault = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
         if fault:
             log.debug("%s to %s: %s", type(message).__name__, to.id, fault)
+        if isinstance(fault, DamagedError):
+            self._damaged(to.id.name, str(fault))
         # otherwise it was superseded or stopped, and the learner waits for it no more
         if self._running.get(key) == (to, task):
             del self._running[key]

@@ -31,6 +31,7 @@ from tests.mutation import (
     absence_mutants,
     attestation_mutants,
     bounds_mutants,
+    checksum_mutants,
     cli_mutants,
     declining_mutants,
     departure_mutants,
@@ -69,6 +70,7 @@ from tests.mutation.runs import prepare, pytest_in
 MUTANTS = (
     *mutant_list.MUTANTS,
     *bounds_mutants.BOUNDS_MUTANTS,
+    *checksum_mutants.CHECKSUM_MUTANTS,
     *cli_mutants.CLI_MUTANTS,
     *absence_mutants.ABSENCE_MUTANTS,
     *headway_mutants.HEADWAY_MUTANTS,

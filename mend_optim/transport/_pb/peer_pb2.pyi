@@ -207,14 +207,16 @@ class Want(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., have: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("header", "chunk", "ack")
+    __slots__ = ("header", "chunk", "ack", "checksum")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     header: Header
     chunk: bytes
     ack: Ack
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., chunk: _Optional[bytes] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    checksum: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., chunk: _Optional[bytes] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ()

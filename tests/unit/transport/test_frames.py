@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,14 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import INCARNATIONS, Key, PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
-from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
+from mend_optim.transport.frames import (
+    ACK,
+    CHUNK,
+    Assembler,
+    payload_checksum,
+    sender,
+    to_frames,
+)
 from mend_optim.transport.limits import GENESIS_LIMIT, UNKNOWN_LIMIT
 from tests.support.depth import many
 from tests.unit.transport.generated import BULK, CONTROL
@@ -86,6 +95,49 @@ def test_a_chunk_frame_is_what_protobuf_would_write(size):
     message = replace(GOOD, sections={"delta": packet(data)})
     for frame in list(to_frames(message))[1:]:
         assert frame == pb.Frame(chunk=pb.Frame.FromString(frame).chunk).SerializeToString()
+
+
+def with_checksum(message: Bulk) -> list[bytes]:
+    return list(to_frames(message, asyncio.run(payload_checksum(message))))
+
+
+@given(st.lists(BULK, max_size=3))
+def test_a_message_with_a_checksum_comes_out_as_it_went_in(messages):
+    out = assembled([frame for message in messages for frame in with_checksum(message)])
+    assert out == messages
+    assert list(map(contents, out)) == list(map(contents, messages))
+
+
+@settings(max_examples=many(100, 300))
+@given(BULK, st.data())
+def test_no_flipped_bit_gets_past_the_checksum(message, data):
+    """Not one in the header either, unless that makes another field of the checksum, which then
+    says nothing about a message that is as it was sent."""
+    frames = with_checksum(message)
+    i = data.draw(st.integers(0, len(frames) - 1))
+    at = data.draw(st.integers(0, len(frames[i]) - 1))
+    changed = bytearray(frames[i])
+    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    with suppress(PeerError):
+        for out in assembled([*frames[:i], bytes(changed), *frames[i + 1 :]], 1 << 20):
+            assert (out, contents(out)) == (message, contents(message))
+
+
+def test_a_former_version_reads_a_message_with_a_checksum_and_sends_one_without() -> None:
+    message = replace(GOOD, sections={"delta": packet(b"bytes")})
+    first, *rest = with_checksum(message)
+    former = pb.Frame(header=pb.Frame.FromString(first).header).SerializeToString()
+    assert first == former + first[-5:]  # one more field, at the end
+    (out,) = assembled([former, *rest])
+    assert contents(out) == contents(message)
+
+
+def test_a_message_whose_checksum_is_zero_says_another_one(monkeypatch):
+    """Zero says that there is none."""
+    monkeypatch.setattr(zlib, "crc32", lambda *_: 0)
+    first, *rest = with_checksum(replace(GOOD, sections={"delta": packet(b"bytes")}))
+    assert pb.Frame.FromString(first).checksum == 1
+    assert len(assembled([first, *rest])) == 1
 
 
 def test_sections_of_any_size_are_chunked_and_put_together_again():

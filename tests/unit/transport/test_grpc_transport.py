@@ -46,6 +46,7 @@ from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.lanes import MOST_IN_ALL
+from mend_optim.transport.security.channels import Plaintext
 from mend_optim.transport.transfers import UNEXPLAINED
 from tests.support.addresses import port_of_all_hosts
 from tests.unit.transport.recorder import (
@@ -156,6 +157,8 @@ class Cable:
         self._flows.set()
         self.passed = 0
         self.stop_after: float = float("inf")
+        #: Bytes that are changed the next time that they pass.
+        self.spoils = b""
 
     async def plug(self, host: str = "127.0.0.1") -> str:
         self._server = await asyncio.start_server(self._connect, host, 0)
@@ -177,6 +180,9 @@ class Cable:
                     self.stop_after = float("inf")
                     self.hold()
                 await self._flows.wait()
+                if self.spoils and self.spoils in data:
+                    data = data.replace(self.spoils, self.spoils[::-1])
+                    self.spoils = b""
                 writer.write(data)
                 await writer.drain()
             writer.close()
@@ -1216,6 +1222,40 @@ async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise
             code = await status_of(channel, method, a.id, *to_frames(message))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert b.messages(Offer) == b.messages(State) == b.of("passed on") == []
+
+
+async def spoiled(crew: Crew, **options: Any) -> tuple[Learner, Learner]:
+    """The first of two learners has sent an offer to the second one, and a device on the way has
+    changed it."""
+    b = await crew("b", **options)
+    cable = Cable(b.address)
+    a = await crew("a", await cable.plug(), **options)
+    await a.linked_with(b)
+    cable.spoils = bytes(range(3, 9))
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("undelivered") or a.of("delivered"))
+    await cable.unplug()
+    return a, b
+
+
+@scenario
+async def test_an_offer_that_a_device_on_the_way_has_changed_is_not_taken(crew):
+    a, b = await spoiled(crew)
+    assert b.messages(Offer) == a.of("delivered") == []
+    assert a.of("undelivered") == [(b.id, offer_of(a))]
+    assert a.refusals == [""]  # the way is not open
+    (refused,) = b.transport.refusals.counted()
+    assert refused == ("a", "bytes changed on the way: they do not match their checksum", 1)
+
+
+@scenario
+async def test_tls_looks_after_the_bytes_where_there_is_tls(crew):
+    class Sealed(Plaintext):
+        authenticates = True
+
+    a, b = await spoiled(crew, security=Sealed("as if there were TLS"))
+    (offer,) = b.messages(Offer)
+    assert contents(offer) != contents(offer_of(a))
 
 
 # ── strangers and garbage ─────────────────────────────────────────────────────────────────────────

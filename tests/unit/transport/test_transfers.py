@@ -18,11 +18,17 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
-from mend_optim.transport.frames import ACK, to_frames
+from mend_optim.transport.checksums import DamagedError
+from mend_optim.transport.frames import ACK, payload_checksum, to_frames
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Receiving
-from mend_optim.transport.stream import within
-from mend_optim.transport.transfers import ANSWER_PATIENCE, Carrier, Transfers, TransferServer
+from mend_optim.transport.stream import RpcFailed, within
+from mend_optim.transport.transfers import (
+    ANSWER_PATIENCE,
+    Carrier,
+    Transfers,
+    TransferServer,
+)
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.transport.recorder import (
     LIMIT,
@@ -39,8 +45,18 @@ TICK_S = 2**-6  # between two looks: exact in binary, so that sums of it are
 GONE = PeerId("gone", 1)
 
 
+def flipped(frame: bytes, at: int, bit: int = 0) -> bytes:
+    """The frame with another bit at this place."""
+    changed = bytearray(frame)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
 class Broken:
     """An end of a stream reads this when the stream has broken."""
+
+    def __init__(self, fault: PeerError | None = None) -> None:
+        self.fault = fault or PeerError("the stream broke")
 
 
 class Cable:
@@ -49,6 +65,9 @@ class Cable:
     def __init__(self) -> None:
         self.breaks_after: float = float("inf")
         self.swallows_after: float = float("inf")
+        #: The way, and the number among its frames, of one in whose last byte a bit flips.
+        self.damages = ("", 0)
+        self.carried = {"up": 0, "down": 0}
         self.passed = 0
         self.nbytes = {"up": 0, "down": 0}
         #: The directions in which an end waits for an answer.
@@ -65,13 +84,16 @@ class Cable:
             raise PeerError("the stream broke")
         self.passed += 1
         self.nbytes[way] += len(frame or b"")
+        if frame and self.damages == (way, self.carried[way]):
+            frame = flipped(frame, -1)
+        self.carried[way] += 1
         if self.passed <= self.swallows_after:
             self.inboxes[way].put_nowait(frame)
         await asyncio.sleep(0)
 
-    def tear(self) -> None:
+    def tear(self, fault: PeerError | None = None) -> None:
         for inbox in self.inboxes.values():
-            inbox.put_nowait(Broken())
+            inbox.put_nowait(Broken(fault))
 
 
 class End:
@@ -83,7 +105,7 @@ class End:
     async def read(self, patient: bool = False) -> bytes | None:
         frame = await within(self.cable.inboxes[self.reads].get(), None if patient else PATIENCE_S)
         if isinstance(frame, Broken):
-            raise PeerError("the stream broke")
+            raise frame.fault
         return frame
 
     async def write(self, frame: bytes) -> None:
@@ -130,10 +152,20 @@ class Side(Recorder):
         self.cable = Cable()
         self.script: Script | None = None
         self.faults: list[str] = []  # of the streams that this side served
-        carrier = Carrier(self, [LIMIT, LIMIT].__getitem__, fresh, patience_s=PATIENCE_S)
+        carrier = Carrier(
+            self, [LIMIT, LIMIT].__getitem__, fresh, patience_s=PATIENCE_S, checks=True
+        )
         self.receiving = Receiving(lambda: self.room, PATIENCE_S)
         self.room = 4 * LIMIT
-        self.transfers = Transfers(self, carrier, patience_s=PATIENCE_S, dial=self._dial)
+        #: Peers whose answers were damaged on the way, and the words for it.
+        self.damaged: list[tuple[str, str]] = []
+        self.transfers = Transfers(
+            self,
+            carrier,
+            patience_s=PATIENCE_S,
+            dial=self._dial,
+            damaged=lambda *what: self.damaged.append(what),
+        )
         self.server = TransferServer(self, carrier, self.receiving, patience_s=PATIENCE_S)
 
     @contextmanager
@@ -160,6 +192,9 @@ class Side(Recorder):
         try:
             await ends[method](self.link, End(cable, "up", "down"))
             cable.inboxes["down"].put_nowait(None)
+        except DamagedError as fault:
+            self.faults.append(str(fault))
+            cable.tear(RpcFailed("DATA_LOSS", str(fault)))
         except PeerError as fault:
             self.faults.append(str(fault))
             cable.tear()
@@ -282,6 +317,49 @@ async def test_an_offer_that_stands_still_is_undelivered_once_patience_ends(a, b
     await a.comes_to_rest(2 * PATIENCE_S)
     assert a.of("undelivered") == [(b.id, offer_of(a))]
     assert PATIENCE_S <= now() < PATIENCE_S + 1
+
+
+@pytest.mark.parametrize("passed_on", [False, True])
+@scenario
+async def test_an_offer_that_was_damaged_on_the_way_is_the_fault_of_the_way(a, b, passed_on):
+    """The engine then sends it again, as after a broken connection."""
+    offer = replace(offer_of(a), peer=GONE) if passed_on else offer_of(a)
+    send = a.transfers.pass_on if passed_on else a.transfers.exchange
+    a.cable.damages = ("up", 1)
+    send(a.link, offer)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, offer)]
+    assert a.refusals == [""]
+    assert b.of("received") == b.of("passed_on") == a.of("delivered") == []
+    assert b.faults == ["bytes changed on the way: they do not match their checksum"]
+
+
+@scenario
+async def test_a_seal_that_was_damaged_on_the_way_is_the_fault_of_the_way(a, b):
+    offer = offer_of(a)
+    b.replies("exchange", seal_of(b, offer))
+    a.cable.damages = ("down", 2)  # after the ack and the header
+    a.transfers.exchange(a.link, offer)
+    await a.comes_to_rest()
+    assert a.messages(Seal) == []
+    assert a.of("undelivered") == [(b.id, offer)]
+    assert a.refusals == [""]
+    assert a.damaged == [("b", "bytes changed on the way: they do not match their checksum")]
+
+
+@scenario
+async def test_an_anchor_whose_header_was_damaged_on_the_way_is_the_fault_of_the_way(a, b):
+    """No digest covers which offers are in an anchor."""
+    state = state_of(b)
+    first, *rest = to_frames(state, await payload_checksum(state))
+    at = first.index(b"genesis")
+    a.script = Script(flipped(first, at), *rest)
+    want = Want(a.id, 0, b"")
+    a.transfers.pull(a.link, want)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, want)]
+    assert a.refusals == [""]
+    assert [name for name, _ in a.damaged] == ["b"]
 
 
 @scenario

@@ -892,6 +892,7 @@ async def test_the_offers_of_several_fragments_have_connections_of_their_own(cre
     a.transport.send(b.id, last, "")  # the others have arrived, and wait for their seals
     await a.until(lambda: len(a.of("delivered")) == len(offers) + 1)
     assert len(link.lanes.connections) == len(offers)
+    await b.until(lambda: len(b.messages(Offer)) == len(offers) + 1)
     for offer in (*offers, last):
         b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
     await a.until(lambda: len(a.messages(Seal)) == len(offers) + 1)
@@ -922,6 +923,7 @@ async def test_a_new_control_stream_brings_new_connections_for_bulky_messages(cr
     await a.until(lambda: len(a.of("delivered")) == 2)
     assert link.lanes.connections[0] not in old
     assert link.lanes.connections[1:] == old
+    await b.until(lambda: len(b.messages(Offer)) == 2)
     for offer in offers:
         b.transport.send(a.id, replace(seal_of(b, offer), fragment=offer.fragment), "exchange")
     await a.until(lambda: len(a.messages(Seal)) == 2)

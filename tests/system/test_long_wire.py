@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bench.cluster.learners import Seat, learner_at, run_learners, transformer
-from bench.cluster.long_wire import Way, joined_afar
+from bench.cluster.long_wire import LongWay, joined_afar
 from bench.cluster.namespaces import End, absent
 from mend_optim.protocol.lineage import content_digest
 
 PORT, FRAGMENTS, STEPS, END_S = 29700, 4, 40, 120.0
-WAY = Way(delay_s=0.02, loss=0.01, rate=12.5e6)
+WAY = LongWay(delay_s=0.02, loss=0.01, rate=12.5e6)
 
 
 @pytest.fixture(autouse=True)

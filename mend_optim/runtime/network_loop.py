@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from mend_optim.transport.late_events import tell_unless_late
+
 T = TypeVar("T")
 # The longest that each part of close() may take: goodbyes go out, the worker ends its present job.
 CLOSE_S = 3.0
@@ -29,7 +31,7 @@ class NetworkLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(_tell_unless_late)
+        self.loop.set_exception_handler(tell_unless_late)
         # Work that was begun on other threads and is not over.
         self._begun: set[asyncio.Task[Any]] = set()
         self.thread = threading.Thread(target=self._run, name="mend-network", daemon=True)
@@ -105,20 +107,6 @@ class NetworkLoop:
     def later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Call `action` on the loop after so many seconds. Called on the loop."""
         return self.loop.call_later(delay_s, action)
-
-
-def _tell_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    if not is_late(context):
-        loop.default_exception_handler(context)
-
-
-def is_late(context: dict[str, Any]) -> bool:
-    """Whether an exception on a loop only says that gRPC has brought an event of a former loop.
-
-    All loops of a process share gRPC's poller, and whichever runs hands out the events of all. A
-    learner that ends may leave a call behind, whose last event finds its loop closed."""
-    is_closed = str(context.get("exception")) == "Event loop is closed"
-    return is_closed and "PollerCompletionQueue" in repr(context.get("handle"))
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,6 +11,7 @@ from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.grpc_options import channel_options
+from mend_optim.transport.late_events import run_alone
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.stream import Counter
 from mend_optim.transport.visit import INCARNATION
@@ -30,7 +31,7 @@ def looks(
         name: the watcher's, which its certificate proves.
         patience_s: how long each may take.
     """
-    return asyncio.run(_looks(addresses, security, PeerId(name, INCARNATION), patience_s))
+    return run_alone(_looks(addresses, security, PeerId(name, INCARNATION), patience_s))
 
 
 async def _looks(

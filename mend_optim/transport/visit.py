@@ -23,6 +23,7 @@ from mend_optim.protocol.visited import COUNT, FIRST, Visit
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_options import channel_options
+from mend_optim.transport.late_events import run_alone
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.stream import Counter, RpcFailed
@@ -58,7 +59,7 @@ def visit(
         patience_s: how long each answer may take.
         wish: what to find out about the way there.
     """
-    return asyncio.run(_Visitor(address, security, name, patience_s).visit(list(fields), wish))
+    return run_alone(_Visitor(address, security, name, patience_s).visit(list(fields), wish))
 
 
 class _Visitor:

@@ -36,7 +36,6 @@ from mend_optim.protocol.messages import (
 )
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
-from mend_optim.runtime.network_loop import is_late
 from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import dialler, grpc_setup, wire
 from mend_optim.transport import server as room
@@ -46,6 +45,7 @@ from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.lanes import MOST_IN_ALL
+from mend_optim.transport.late_events import is_late
 from mend_optim.transport.security.channels import Plaintext
 from mend_optim.transport.transfers import UNEXPLAINED
 from tests.support.addresses import port_of_all_hosts

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam
@@ -36,4 +37,8 @@ needs_names = pytest.mark.skipif(
 needs_float8 = pytest.mark.skipif(
     _fails(lambda: torch.ones(1, dtype=torch.float8_e4m3fn)),
     reason="this torch cannot fill float8 tensors on the CPU",
+)
+needs_fully_shard = pytest.mark.skipif(
+    not hasattr(torch.distributed.fsdp, "fully_shard"),
+    reason="this torch has no fully_shard in torch.distributed.fsdp",
 )

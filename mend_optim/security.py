@@ -56,7 +56,8 @@ class LinkSecurity:
             return MutualTls(files.read(), kind, files.read_again, files.notary(), aside)
         if self.insecure:
             log.warning(WARNING, name)
-        return Plaintext(INSECURE if self.insecure else LOCAL)
+            return Plaintext(INSECURE)
+        return Plaintext(LOCAL, is_local=True)
 
     @property
     def signed(self) -> bool:

@@ -1,7 +1,7 @@
-"""Checksums of what travels without TLS.
+"""Checksums of plaintext that leaves the machine.
 
 TCP's checksum has 16 bits, and a device on the way may compute it anew over bytes that it has
-damaged. TLS notices that. Without TLS, the last field of a message is a CRC-32, over all bytes
+damaged. TLS notices that. In plaintext, the last field of a message is a CRC-32, over all bytes
 before it, and over the chunks of a bulky message. A message that does not match it is refused, and
 the way is blamed for that, not the sender. A former version sends no such field, and ignores it.
 """

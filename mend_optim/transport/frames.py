@@ -7,7 +7,8 @@ The receiver checks a header whole, and its sizes against the fragment's limit, 
 anything. A later version may add sections: those that this one doesn't know are taken up to
 `UNKNOWN_LIMIT`. Those of an offer are not kept, so nobody passes them on.
 
-Without TLS, the header's frame has a checksum of the whole message: see `checksums.py`.
+Where plaintext leaves the machine, the header's frame has a checksum of the whole message: see
+`checksums.py`.
 """
 
 from __future__ import annotations

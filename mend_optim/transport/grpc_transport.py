@@ -127,7 +127,7 @@ class Transport:
         self._callers = Callers(timing)
         patience_s = timing.round_timeout_s
         carrier = Carrier(
-            handler, limit, allocate, patience_s=patience_s, checks=not security.authenticates
+            handler, limit, allocate, patience_s=patience_s, checks=not security.keeps_bytes
         )
         self._transfers = Transfers(
             handler,

@@ -67,7 +67,7 @@ class Carrier:
             `LookupError` if there is no such fragment.
         allocate: Returns a writable buffer of that many bytes, for one section.
         patience_s: Seconds that a message may stand still, or creep, while it arrives.
-        checks: Whether messages travel with a checksum. TLS has one of its own.
+        checks: Whether messages travel with a checksum.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from tests.mutation.mutant_list import FRAMES, Mutant, of
 
 LAW = 8
 TRANSFERS = of("unit/transport/test_transfers", "damaged")
-SPOILED = of("unit/transport/test_grpc_transport", "has_changed or tls_looks")
+SPOILED = of("unit/transport/test_grpc_transport", "has_changed or where_no_byte")
 
 CHECKSUM_MUTANTS = (
     Mutant(
@@ -53,17 +53,25 @@ CHECKSUM_MUTANTS = (
         "messages-without-a-checksum",
         LAW,
         "transport/grpc_transport",
-        "checks=not security.authenticates",
+        "checks=not security.keeps_bytes",
         "checks=False",
         SPOILED,
     ),
     Mutant(
-        "checksums-under-tls",
+        "checksums-that-nobody-needs",
         LAW,
         "transport/grpc_transport",
-        "checks=not security.authenticates",
+        "checks=not security.keeps_bytes",
         "checks=True",
         SPOILED,
+    ),
+    Mutant(
+        "no-checksums-beyond-this-machine",
+        LAW,
+        "security",
+        "            return Plaintext(INSECURE)\n",
+        "            return Plaintext(INSECURE, is_local=True)\n",
+        of("unit/test_security"),
     ),
     Mutant(
         "damage-is-told-as-a-refusal",

@@ -142,6 +142,7 @@ def test_going_without_is_warned_of_and_told(caplog: pytest.LogCaptureFixture) -
         bare = LinkSecurity(insecure=True).open("a")
     assert isinstance(bare, Plaintext)
     assert (local.described(), bare.described()) == (LOCAL, INSECURE)
+    assert (local.keeps_bytes, bare.keeps_bytes) == (True, False)
     (record,) = caplog.records
     assert record.getMessage().startswith("a: insecure=True: links are neither encrypted nor")
 

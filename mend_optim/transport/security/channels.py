@@ -42,6 +42,10 @@ class Security(Protocol):
         """Whether a peer's name is proven."""
 
     @property
+    def keeps_bytes(self) -> bool:
+        """Whether no byte can change on the way without notice."""
+
+    @property
     def notary(self) -> Notary | None:
         """Signs and checks offers; None if they are not signed."""
 
@@ -76,13 +80,15 @@ class Plaintext:
 
     Args:
         described: Why that is so, for the user.
+        is_local: Whether nothing leaves this machine: then no device on the way can damage it.
     """
 
     authenticates = False
     notary = None
 
-    def __init__(self, described: str) -> None:
+    def __init__(self, described: str, *, is_local: bool = False) -> None:
         self._described = described
+        self.keeps_bytes = is_local
 
     def described(self) -> str:
         return self._described
@@ -121,6 +127,7 @@ class MutualTls:
     """
 
     authenticates = True
+    keeps_bytes = True
 
     def __init__(
         self,

@@ -137,8 +137,10 @@ def offer_ruined(some: list[Trainer], accident: Ruin) -> None:
     together(some[-1].stand, *(lambda t=t: t.train(1) for t in some[:-1]))
 
 
-def check_account(some: list[Trainer], most: int = 6 * H) -> None:
-    """Every step is in the model, or the last learner counts it as dropped: at most so many."""
+def check_account(some: list[Trainer], most: int = H + AFTER) -> None:
+    """Every step is in the model, or the last learner counts it as dropped: at most so many. It
+    trains on until its worker has healed it, which on a busy machine may be the end. So by default
+    that is all since the round before the accident."""
     settle([trainer.optimizer for trainer in some])
     status = [trainer.optimizer.status() for trainer in some]
     assert {s.fragments[0].digest for s in status} == {status[0].fragments[0].digest}

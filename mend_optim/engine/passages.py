@@ -96,7 +96,9 @@ class Passages:
 
 
 _HEARD = "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; "
-_REFUSED = "it is {0} that ends them, the last one with {4!a}: see status().refused there"
+_REFUSED = (
+    "{0} itself has ended the last transfer, with {4!a}: look at its log and its status().refused"
+)
 _STUCK = (
     "look whether a firewall keeps this learner from dialling {0}, or whether the network drops "
     "large packets, as a tunnel may that has a smaller MTU than this machine, or carries less than "

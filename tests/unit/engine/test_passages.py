@@ -190,7 +190,8 @@ def test_transfers_that_the_peer_ends_itself_are_told_with_its_words(kind: type)
         pass_beats(engine, 2.0)
     (event,) = stuck(engine)
     assert event.text.endswith(
-        "it is peer that ends them, the last one with 'no\\nroom': see status().refused there"
+        "peer itself has ended the last transfer, with 'no\\nroom': look at its log and its "
+        "status().refused"
     )
     assert event.facts["refusal"] == "no\nroom"
 

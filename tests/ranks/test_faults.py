@@ -81,7 +81,7 @@ def suffer(company: Company, fault: Fault) -> int:
         assert struck["transfers"] == (STEP_TRANSFERS if fault.place == "step" else 1)
     if fault.place not in ("", "group", "board"):
         assert struck["has_board"] == (not fault.hosts and sys.platform == "linux")
-    assert company.status_of(victim) == ENDS.get(fault.deed, 0)
+    assert company.status_of(victim) == ENDS.get(fault.deed, 0), company._described()
     assert company.status_of(other) == (ENDS["kill"] if fault.deed == "kill all" else 0)
     return (max(said["steps"] for said in [struck, *raised]) + 1) * TOKENS
 

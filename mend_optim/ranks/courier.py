@@ -6,12 +6,17 @@ thread uses the group of the tensors (R1)."""
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 
 Work = Callable[[], None]
+#: Seconds that the end of the process waits for an errand. One of ranks that have parted may take
+#: for ever.
+LAST_ERRAND_S = 1.0
+_couriers: weakref.WeakSet[Courier] = weakref.WeakSet()
 
 
 class Errand:
@@ -69,6 +74,7 @@ class Courier:
             target=_work, args=(self._errands, self._faults), name="mend-courier", daemon=True
         )
         self._thread.start()
+        _couriers.add(self)
         # The thread has nothing that leads here, so that it ends with the last user.
         weakref.finalize(self, self._errands.put, None)
 
@@ -106,6 +112,13 @@ class Courier:
         self._errands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(patience_s)
+
+
+@atexit.register
+def _await_last_errands() -> None:
+    """An exception may have ended the script in mid-transfer, and closed nothing. See `end`."""
+    for courier in list(_couriers):
+        courier.await_idle(LAST_ERRAND_S)
 
 
 def _return() -> None:

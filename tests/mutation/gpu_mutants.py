@@ -165,6 +165,13 @@ GPU_MUTANTS = (
         of("unit/ranks/test_courier"),
     ),
     mutant(
+        "the-process-ends-in-mid-errand",
+        "ranks/courier",
+        "        courier.await_idle(LAST_ERRAND_S)\n",
+        "        pass\n",
+        of("unit/ranks/test_courier"),
+    ),
+    mutant(
         "the-courier-waits-for-itself",
         "ranks/courier",
         "if threading.current_thread() is not self._thread:",

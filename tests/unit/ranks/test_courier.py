@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -126,3 +128,30 @@ def test_the_thread_ends_with_the_last_user() -> None:
     gc.collect()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+#: An errand that takes a while longer than the script, which nothing ends in good order.
+CUT_SHORT = """
+import threading
+from mend_optim.ranks.courier import Courier
+
+def work():
+    has_begun.set()
+    threading.main_thread().join()
+    threading.Event().wait(0.3)
+    print("done", flush=True)
+
+has_begun = threading.Event()
+courier = Courier()
+courier.put(work)
+has_begun.wait()
+raise SystemExit(3)
+"""
+
+
+def test_the_end_of_the_process_waits_for_an_errand_under_way() -> None:
+    """Python would stop the thread inside of torch, which ends the process with SIGABRT."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CUT_SHORT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (3, "done\n"), ended.stderr

@@ -36,8 +36,9 @@ POLL_S = 0.002
 PACE_S = 0.06  # for a step of a run that chooses H; two learners on two cores need half of that
 
 WHOLE = Adoption(gain=1.0)
-#: How learners merge and adopt. Three take the new rules apart, "in four" has the rules with four
-#: fragments, and "by tokens" and "throughput" have them with other weights where batches differ.
+#: How learners merge and adopt. Three take the new rules apart, two have them with another gain
+#: however late an anchor comes, "in four" has them with four fragments, and "by tokens" and
+#: "throughput" have them with other weights where batches differ.
 MERGING: dict[str, Mapping[str, Any]] = {
     "whole correction": {"merge": "mean", "adoption": WHOLE, "weighting": "tokens"},
     "new": {"merge": "norm_preserving", "adoption": "auto"},
@@ -45,6 +46,8 @@ MERGING: dict[str, Mapping[str, Any]] = {
     "gain alone": {"merge": "mean", "adoption": "auto"},
     "norms alone": {"merge": "norm_preserving", "adoption": WHOLE},
     "rda": {"merge": "rda", "adoption": "auto"},
+    "gain 0.1": {"merge": "norm_preserving", "adoption": Adoption(gain=0.1)},
+    "gain 0.5": {"merge": "norm_preserving", "adoption": Adoption(gain=0.5)},
     "in four": {"merge": "norm_preserving", "adoption": "auto", "fragments": 4},
     "by tokens": {"merge": "norm_preserving", "adoption": "auto", "weighting": "tokens"},
     "throughput": {"merge": "norm_preserving", "adoption": "auto", "weighting": "throughput"},

@@ -140,7 +140,7 @@ class Adopter:
 
     def take_seal(self, now: float, seal: Seal) -> None:
         """A seal arrived, or was made here: advance by it, if it is on our anchor."""
-        self.passages.passed(seal.sender, Way.FROM)
+        self.passages.passed(now, seal.sender, Way.FROM, seal.fragment)
         state, fragment = self.state, self.state.fragments[seal.fragment]
         is_new = seal.key > fragment.lineage.key and state.mode.may_adopt
         if not is_new:
@@ -220,7 +220,7 @@ class Adopter:
 
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
-        self.passages.passed(anchor.peer, Way.FROM)
+        self.passages.passed(now, anchor.peer, Way.FROM, anchor.fragment)
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         if state.switch:
             self._collect(now, state.switch, anchor)

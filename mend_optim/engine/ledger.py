@@ -141,9 +141,10 @@ class Event:
                         own_s: from one beat of this learner to the next. Beats come later than
                         `timing.beat_s` allows
     stuck               peer, incarnation, for_s, refusal: a peer lives, and for so long each
-                        transfer of offers to it, or of anchors from it, has failed; the peer's
-                        words, if it has ended the last one itself, or empty
-    unstuck             peer, incarnation: one got through
+                        transfer of a fragment's offers to it, or anchors from it, has failed; the
+                        peer's words, if it has ended the last one itself, or empty
+    unstuck             peer, incarnation: they get through. If the peer leaves, or is evicted,
+                        this does not come
     together            peers (names): this learner is no longer alone
     refused             address, reason
     renewed             address, before, after: this learner's incarnation was behind that of an

@@ -218,7 +218,7 @@ class Offers:
         then takes that much longer than the offer took."""
         assert pending.offer is not None
         assert pending.sent_to is not None
-        self.passages.passed(pending.sent_to, Way.TO)
+        self.passages.passed(now, pending.sent_to, Way.TO, pending.offer.fragment)
         size, took = nbytes(pending.offer.sections), now - pending.sent_at
         if not self.state.is_buffers(pending.offer.fragment):
             # So few bytes say nothing about the link.
@@ -230,8 +230,10 @@ class Offers:
 
     def undelivered(self, now: float, pending: Pending, refusal: str) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
+        assert pending.offer is not None
         if pending.sent_to is not None and not pending.delivered:
-            self.passages.failed(now, pending.sent_to, Way.TO, pending.sent_at, refusal)
+            began, p = pending.sent_at, pending.offer.fragment
+            self.passages.failed(now, pending.sent_to, Way.TO, p, began=began, refusal=refusal)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId, p: int) -> None:

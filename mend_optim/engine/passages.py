@@ -28,71 +28,92 @@ class Way(Enum):
 
 @dataclass(slots=True)
 class _Failure:
-    """Transfers that failed one after the other, and none between them that did not."""
+    """Transfers of one fragment that failed one after the other, and none between them that did
+    not."""
 
-    #: Why the peer has ended the last one; empty if it has not.
-    refusal: str
     #: When the first one did. This learner's stops don't count.
     since: float
     #: The peer's steps at that time.
     step: int
     #: When the last one did.
     last: float
-    is_told: bool = False
 
 
 class Passages:
-    """Tells the user of live peers with whom transfers fail, for as long as one may stand still."""
+    """Tells the user of live peers with whom transfers fail, for as long as one may stand still.
+
+    Each fragment counts by itself: a link may be fast enough for the small ones alone."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
-        #: By incarnation, so that a peer that starts again begins anew.
-        self._failing: dict[tuple[PeerId, Way], _Failure] = {}
+        #: By incarnation, so that a peer that starts again begins anew, and by fragment.
+        self._failing: dict[tuple[PeerId, Way, int], _Failure] = {}
+        #: Those of whom the user has been told.
+        self._told: set[tuple[PeerId, Way]] = set()
 
-    def failed(self, now: float, peer: PeerId, way: Way, began: float, refusal: str) -> None:
-        """A transfer with a peer that `began` then has failed: it stood still, or its connection
-        broke; or the peer has ended it, by a `refusal`."""
+    def failed(
+        self, now: float, peer: PeerId, way: Way, p: int, *, began: float, refusal: str
+    ) -> None:
+        """A transfer of fragment `p` that `began` then has failed: it stood still, or its
+        connection broke; or the peer has ended it, by a `refusal`."""
         if peer not in self.state.roster.alive() or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
-        failure = self._failing.setdefault((peer, way), _Failure(refusal, awake_s, step, now))
-        patience_s = self.state.policies.timing.round_timeout_s
-        if began - failure.last > LASTING * patience_s and not failure.is_told:
+        failure = self._failing.setdefault((peer, way, p), _Failure(awake_s, step, now))
+        if began - failure.last > self._lasting_s:
             failure.since, failure.step = awake_s, step  # nothing was tried in between
-        failure.last, failure.refusal = now, refusal
+        failure.last = now
         for_s = awake_s - failure.since
         if way is Way.FROM and step == failure.step:
             return  # it may have trained alone: then its anchor comes with its next step
-        if for_s >= patience_s and not failure.is_told:
-            failure.is_told = True
+        if for_s >= self._patience_s and (peer, way) not in self._told:
+            self._told.add((peer, way))
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
             remedy = _REFUSED if refusal else _STUCK
             text = (_HEARD + remedy).format(peer.name, *way.value, for_s, refusal)
             self.state.emit(Event("stuck", text, {**facts, "refusal": refusal}))
 
+    def passed(self, now: float, peer: PeerId, way: Way, p: int) -> None:
+        """A whole message of fragment `p` has got through."""
+        self._failing.pop((peer, way, p), None)
+        if (peer, way) in self._told and not self._fails(now, peer, way):
+            self._told.remove((peer, way))
+            text = _PASSED.format(peer.name)
+            facts = {"peer": peer.name, "incarnation": peer.incarnation}
+            self.state.emit(Event("unstuck", text, facts, lifts="stuck"))
+
     def review(self) -> None:
-        """Forget what failed before a peer was suspected: no more than its silence showed."""
-        if not self._failing:
+        """Forget what failed before a peer was suspected: no more than its silence showed. That the
+        user was told is kept until the peer is gone."""
+        if not self._failing and not self._told:
             return
         roster = self.state.roster
         alive = roster.alive()
+        self._told = {(peer, way) for peer, way in self._told if roster.find(peer)}
         self._failing = {
-            (peer, way): known
-            for (peer, way), known in self._failing.items()
-            if peer in alive or (known.is_told and roster.find(peer))
+            (peer, way, p): failure
+            for (peer, way, p), failure in self._failing.items()
+            if peer in alive
         }
+
+    def _fails(self, now: float, peer: PeerId, way: Way) -> bool:
+        """Whether transfers of a fragment have failed lately."""
+        return any(
+            (other, its_way) == (peer, way) and now - failure.last <= self._lasting_s
+            for (other, its_way, _), failure in self._failing.items()
+        )
+
+    @property
+    def _patience_s(self) -> float:
+        return self.state.policies.timing.round_timeout_s
+
+    @property
+    def _lasting_s(self) -> float:
+        return LASTING * self._patience_s
 
     def _step_of(self, peer: PeerId) -> int:
         known = self.state.roster.find(peer)
         return known.beat.step if known and known.beat else 0
-
-    def passed(self, peer: PeerId, way: Way) -> None:
-        """A whole large message has got through."""
-        failure = self._failing.pop((peer, way), None)
-        if failure and failure.is_told:
-            text = _PASSED.format(peer.name)
-            facts = {"peer": peer.name, "incarnation": peer.incarnation}
-            self.state.emit(Event("unstuck", text, facts, lifts="stuck"))
 
 
 _HEARD = "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; "

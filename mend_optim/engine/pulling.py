@@ -170,7 +170,7 @@ class Pulling:
         wanted = self.state.wants.get(p)
         is_wanted = wanted is not None and wanted.peer == peer
         began = wanted.since if wanted and is_wanted else now
-        self.passages.failed(now, peer, Way.FROM, began, refusal)
+        self.passages.failed(now, peer, Way.FROM, p, began=began, refusal=refusal)
         if is_wanted:
             del self.state.wants[p]
             self.doubt(now, peer, began)

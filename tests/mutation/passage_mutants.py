@@ -14,11 +14,11 @@ def mutant(name: str, old: str, new: str, room: str = ROOM) -> Mutant:
 
 
 PASSAGE_MUTANTS = (
-    mutant("one-failure-is-told", "for_s >= patience_s", "for_s + 1e9 >= patience_s"),
+    mutant("one-failure-is-told", "for_s >= self._patience_s", "for_s + 1e9 >= self._patience_s"),
     mutant(
         "a-failure-is-told-each-time",
-        "patience_s and not failure.is_told:\n            failure.is_told",
-        "patience_s:\n            failure.is_told",
+        "for_s >= self._patience_s and (peer, way) not in self._told:",
+        "for_s >= self._patience_s:",
     ),
     Mutant(
         "a-late-failure-of-another-ends-a-want",
@@ -35,13 +35,13 @@ PASSAGE_MUTANTS = (
     mutant("newcomers-are-told", " or not self.state.joined:", ":"),
     mutant(
         "what-failed-before-a-peer-was-gone-counts",
-        "if peer in alive or (known.is_told and roster.find(peer))",
-        "if roster.find(peer)",
+        "            if peer in alive\n",
+        "            if roster.find(peer)\n",
     ),
     mutant(
         "a-suspicion-ends-the-news-for-ever",
-        "if peer in alive or (known.is_told and roster.find(peer))",
-        "if peer in alive",
+        "for peer, way in self._told if roster.find(peer)}",
+        "for peer, way in self._told if peer in alive}",
     ),
     mutant("the-network-is-to-blame-for-a-refusal", "_REFUSED if refusal else _STUCK", "_STUCK"),
     Mutant(
@@ -82,9 +82,18 @@ PASSAGE_MUTANTS = (
         "if False and step",
     ),
     mutant("a-learner-that-evaluates-hides-lost-offers", "if way is Way.FROM and step", "if step"),
-    mutant("an-all-clear-of-nothing", "if failure and failure.is_told:", "if failure:"),
-    mutant("no-all-clear", "if failure and failure.is_told:", "if False:"),
-    mutant("both-ways-are-one", "setdefault((peer, way), ", "setdefault((peer, Way.TO), "),
+    mutant(
+        "an-all-clear-of-nothing",
+        (
+            "if (peer, way) in self._told and not self._fails(now, peer, way):\n            self._told.remove"
+        ),
+        "if not self._fails(now, peer, way):\n            self._told.discard",
+    ),
+    mutant("no-all-clear", "if (peer, way) in self._told and not", "if False and not"),
+    mutant("a-small-fragment-is-an-all-clear", " and not self._fails(now, peer, way):", ":"),
+    mutant("a-small-fragment-is-a-sign", "pop((peer, way, p), None)", "clear()"),
+    mutant("what-failed-once-fails-for-ever", " and now - failure.last <= self._lasting_s", ""),
+    mutant("both-ways-are-one", "setdefault((peer, way, p), ", "setdefault((peer, Way.TO, p), "),
     mutant(
         "an-offer-that-arrived-has-failed",
         "if pending.sent_to is not None and not pending.delivered:",
@@ -93,25 +102,25 @@ PASSAGE_MUTANTS = (
     ),
     mutant(
         "an-offer-that-arrives-is-no-sign",
-        "        self.passages.passed(pending.sent_to, Way.TO)\n",
+        "        self.passages.passed(now, pending.sent_to, Way.TO, pending.offer.fragment)\n",
         "",
         "engine/offers",
     ),
     mutant(
         "a-seal-is-no-sign",
-        "        self.passages.passed(seal.sender, Way.FROM)\n",
+        "        self.passages.passed(now, seal.sender, Way.FROM, seal.fragment)\n",
         "",
         "engine/adoption",
     ),
     mutant(
         "a-state-is-no-sign",
-        "        self.passages.passed(anchor.peer, Way.FROM)\n",
+        "        self.passages.passed(now, anchor.peer, Way.FROM, anchor.fragment)\n",
         "",
         "engine/adoption",
     ),
     mutant(
         "a-want-that-fails-is-no-sign",
-        "        self.passages.failed(now, peer, Way.FROM, began, refusal)\n",
+        "        self.passages.failed(now, peer, Way.FROM, p, began=began, refusal=refusal)\n",
         "",
         "engine/pulling",
     ),

@@ -133,6 +133,41 @@ def test_a_stream_that_breaks_before_the_seal_has_still_brought_the_offer() -> N
         assert fail(engine, offer) == []
 
 
+def test_a_small_fragment_that_gets_through_says_nothing_of_a_large_one() -> None:
+    """A slow link may bring an anchor of buffers in a minute, and one of the model never."""
+    engine = among_peers(fragments=2)
+    small = replace(state_of(BASE), fragment=1)
+    assert fail(engine, WANT) == []
+    engine.receive(small)
+    assert [event.kind for event in fail(engine, WANT)] == ["stuck"]
+    engine.receive(small)
+    assert stuck(engine) == []
+    engine.receive(state_of(grown(BASE)))
+    assert [event.kind for event in stuck(engine)] == ["unstuck"]
+
+
+def test_a_fragment_that_failed_long_ago_holds_back_no_all_clear() -> None:
+    """Another peer seals it by now, so nothing of it goes that way any more."""
+    engine = among_peers(fragments=2)
+    fail(engine, WANT)
+    engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=1))
+    assert [event.kind for event in fail(engine, WANT)] == ["stuck"]
+    engine.receive(state_of(grown(BASE)))
+    assert stuck(engine) == []
+    pass_beats(engine, 2 * STILL_S)
+    engine.receive(state_of(grown(grown(BASE))))
+    assert [event.kind for event in stuck(engine)] == ["unstuck"]
+
+
+def test_many_fragments_that_fail_are_told_as_one() -> None:
+    engine = among_peers(fragments=2)
+    for _ in range(3):
+        pass_beats(engine, STILL_S)
+        for p in range(2):
+            engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=p))
+    assert [event.kind for event in stuck(engine)] == ["stuck"]
+
+
 def test_one_way_says_nothing_of_the_other() -> None:
     engine, offer = offered()
     fail(engine, offer)

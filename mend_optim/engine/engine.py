@@ -46,6 +46,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.seed_lists import Listing
+from mend_optim.protocol.transfer_fault import TransferFault
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -288,14 +289,13 @@ class Engine:
         elif isinstance(message, Offer):
             self.sealer.relaying.arrived(to, message)
 
-    def undelivered(self, now: float, to: PeerId, message: Message, refusal: str = "") -> None:
-        """The transport could not deliver a message, or its stream broke before the answer.
-        `refusal`: why the peer itself ended the transfer."""
+    def undelivered(self, now: float, to: PeerId, message: Message, fault: TransferFault) -> None:
+        """The transport could not deliver a message, or its stream broke before the answer."""
         pending = self.offers.sent_as(to, message)
         if pending:
-            self.offers.undelivered(now, pending, refusal)
+            self.offers.undelivered(now, pending, fault)
         elif isinstance(message, Want):
-            self.pulling.unreachable(now, to, message.fragment, refusal)
+            self.pulling.unreachable(now, to, message.fragment, fault)
             self._check_joined(now)
 
     def _left(self, now: float, goodbye: Goodbye) -> None:

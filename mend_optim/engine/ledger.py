@@ -140,9 +140,10 @@ class Event:
     late_beats          n and peers: so many of the peers were suspected lately and came back;
                         own_s: from one beat of this learner to the next. Beats come later than
                         `timing.beat_s` allows
-    stuck               peer, incarnation, for_s, refusal: a peer lives, and for so long each
-                        transfer of a fragment's offers to it, or anchors from it, has failed; the
-                        peer's words, if it has ended the last one itself, or empty
+    stuck               peer, incarnation, for_s, cause, refusal: a peer lives, and for so long each
+                        transfer of a fragment's offers to it, or anchors from it, has failed. The
+                        cause of the last failure is "broken", "ended", "damaged" or "unanswered";
+                        the peer's words, if it has ended the transfer itself, or empty
     unstuck             peer, incarnation: they get through. If the peer leaves, or is evicted,
                         this does not come
     together            peers (names): this learner is no longer alone

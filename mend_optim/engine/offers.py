@@ -18,6 +18,7 @@ from mend_optim.membership.roster import FANOUT
 from mend_optim.membership.zones import are_neighbours, first_hop
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import NO_JOINT, Beat, Call, Message, Offer, Report, nbytes
+from mend_optim.protocol.transfer_fault import TransferFault
 
 
 class Offers:
@@ -228,12 +229,12 @@ class Offers:
         pending.seal_s = min(took * max(1.0, dense / max(1, size)), longest)
         pending.arrived(resend_at=now + self.patience(pending))
 
-    def undelivered(self, now: float, pending: Pending, refusal: str) -> None:
+    def undelivered(self, now: float, pending: Pending, fault: TransferFault) -> None:
         """The offer did not arrive, or its stream broke before the answer."""
         assert pending.offer is not None
         if pending.sent_to is not None and not pending.delivered:
             began, p = pending.sent_at, pending.offer.fragment
-            self.passages.failed(now, pending.sent_to, Way.TO, p, began=began, refusal=refusal)
+            self.passages.failed(now, pending.sent_to, Way.TO, p, began=began, fault=fault)
         pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId, p: int) -> None:

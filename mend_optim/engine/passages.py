@@ -13,6 +13,7 @@ from enum import Enum
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.transfer_fault import Cause, TransferFault
 
 #: Failures are not one after the other if so many times the longest that a transfer may stand
 #: still lies between the end of one and the beginning of the next.
@@ -52,10 +53,9 @@ class Passages:
         self._told: set[tuple[PeerId, Way]] = set()
 
     def failed(
-        self, now: float, peer: PeerId, way: Way, p: int, *, began: float, refusal: str
+        self, now: float, peer: PeerId, way: Way, p: int, *, began: float, fault: TransferFault
     ) -> None:
-        """A transfer of fragment `p` that `began` then has failed: it stood still, or its
-        connection broke; or the peer has ended it, by a `refusal`."""
+        """A transfer of fragment `p` that `began` then has failed."""
         if peer not in self.state.roster.alive() or not self.state.joined:
             return
         awake_s, step = self.state.stops.awake_s(now), self._step_of(peer)
@@ -68,10 +68,12 @@ class Passages:
             return  # it may have trained alone: then its anchor comes with its next step
         if for_s >= self._patience_s and (peer, way) not in self._told:
             self._told.add((peer, way))
+            text = (_HEARD + _REMEDIES[fault.cause]).format(
+                peer.name, *way.value, for_s, fault.words
+            )
             facts = {"peer": peer.name, "incarnation": peer.incarnation, "for_s": for_s}
-            remedy = _REFUSED if refusal else _STUCK
-            text = (_HEARD + remedy).format(peer.name, *way.value, for_s, refusal)
-            self.state.emit(Event("stuck", text, {**facts, "refusal": refusal}))
+            facts |= {"cause": fault.cause.value, "refusal": fault.words}
+            self.state.emit(Event("stuck", text, facts))
 
     def passed(self, now: float, peer: PeerId, way: Way, p: int) -> None:
         """A whole message of fragment `p` has got through."""
@@ -117,12 +119,15 @@ class Passages:
 
 
 _HEARD = "{0} is heard, but {1}, for {3:.0f} s by now: training goes on, and {2}; "
-_REFUSED = (
-    "{0} itself has ended the last transfer, with {4!a}: look at its log and its status().refused"
-)
-_STUCK = (
-    "look whether a firewall keeps this learner from dialling {0}, or whether the network drops "
-    "large packets, as a tunnel may that has a smaller MTU than this machine, or carries less than "
-    "10 kB a second"
-)
+_REMEDIES = {
+    Cause.BROKEN: "look whether a firewall keeps this learner from dialling {0}, or whether the "
+    "network drops large packets, as a tunnel may that has a smaller MTU than this machine, or "
+    "carries less than 10 kB a second",
+    Cause.ENDED: "{0} itself has ended the last transfer, with {4!a}: look at its log and its "
+    "status().refused",
+    Cause.DAMAGED: "bytes of the last one changed on the way: look for what damages them between "
+    "{0} and this machine, such as a router, a tunnel or a network card",
+    Cause.UNANSWERED: "{0} has not answered the last question: look whether it trains, and at its "
+    "log",
+}
 _PASSED = "large messages get through again between {} and this learner"

@@ -22,6 +22,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.wanted import Wanted
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
 from mend_optim.protocol.messages import Report, Seal, State, Want
+from mend_optim.protocol.transfer_fault import TransferFault
 
 #: Rounds of a fragment wait for no more than so many times the patience until it is mended.
 MENDING = 4
@@ -165,12 +166,12 @@ class Pulling:
         latest = wanted.since + MENDING * patience_s if wanted.mends else NEVER
         wanted.until = min(now + patience_s, latest)
 
-    def unreachable(self, now: float, peer: PeerId, p: int, refusal: str) -> None:
+    def unreachable(self, now: float, peer: PeerId, p: int, fault: TransferFault) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
         wanted = self.state.wants.get(p)
         is_wanted = wanted is not None and wanted.peer == peer
         began = wanted.since if wanted and is_wanted else now
-        self.passages.failed(now, peer, Way.FROM, p, began=began, refusal=refusal)
+        self.passages.failed(now, peer, Way.FROM, p, began=began, fault=fault)
         if is_wanted:
             del self.state.wants[p]
             self.doubt(now, peer, began)

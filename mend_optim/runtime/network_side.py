@@ -15,6 +15,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
+from mend_optim.protocol.transfer_fault import TransferFault
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import clock
 from mend_optim.runtime.guard import Guard
@@ -245,9 +246,9 @@ class NetworkSide:
             self._engine.delivered(clock.now(), to, message)
             self._dispatch()
 
-    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
+    def undelivered(self, to: PeerId, message: Message, fault: TransferFault) -> None:
         with self._guard.mutex:
-            self._engine.undelivered(clock.now(), to, message, refusal)
+            self._engine.undelivered(clock.now(), to, message, fault)
             self._dispatch()
 
     def sight(self) -> Sight:

@@ -34,6 +34,7 @@ from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.proofs import Notary, signed
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.transfer_fault import BROKEN
 from mend_optim.transport.address import (
     advertised,
     parse_address,
@@ -363,4 +364,4 @@ class Transport:
     def _undelivered_soon(self, to: PeerId, message: Message) -> None:
         """The peer is not known, or nobody can dial it. Tell the handler, but not from within
         `send`."""
-        asyncio.get_running_loop().call_soon(self._handler.undelivered, to, message, "")
+        asyncio.get_running_loop().call_soon(self._handler.undelivered, to, message, BROKEN)

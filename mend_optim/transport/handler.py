@@ -58,6 +58,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
+from mend_optim.protocol.transfer_fault import TransferFault
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -174,11 +175,9 @@ class Handler(Protocol):
         """The peer has the whole of an offer. If it is this learner's own, its seals are still to
         come."""
 
-    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
+    def undelivered(self, to: PeerId, message: Message, fault: TransferFault) -> None:
         """The transport could not deliver a message, or its stream broke before the answer.
 
         The message is an offer, a want, or a state or seal with which this learner answered a want.
-        An offer can be `delivered` first and `undelivered` later. `refusal`: why the peer itself
-        ended the transfer, as where it has no room, or no answer; the words are the peer's. Empty
-        if the way to the peer is broken, or nobody knows.
+        An offer can be `delivered` first and `undelivered` later.
         """

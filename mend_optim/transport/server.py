@@ -293,7 +293,8 @@ class Server:
         except PeerError as fault:
             reason = str(fault)
         except Exception as fault:
-            code = grpc.StatusCode.INTERNAL
+            # not INTERNAL, by which gRPC itself ends RPCs without a reason
+            code = grpc.StatusCode.UNKNOWN
             reason = type(fault).__name__
             log.debug("serving %s", context.peer(), exc_info=True)
         log.debug("refused a stream of %s: %s", context.peer(), reason)

@@ -45,7 +45,13 @@ class RpcFailed(PeerError):
             "INVALID_ARGUMENT",
             "FAILED_PRECONDITION",
             "RESOURCE_EXHAUSTED",
+            "UNKNOWN",
         )
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the other side got other bytes than were sent."""
+        return self.status == "DATA_LOSS"
 
     @property
     def is_unexplained(self) -> bool:

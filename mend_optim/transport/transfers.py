@@ -26,6 +26,7 @@ from typing import Any
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
+from mend_optim.protocol.transfer_fault import BROKEN, Cause, TransferFault
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.checksums import DamagedError
 from mend_optim.transport.frames import (
@@ -235,7 +236,7 @@ class Transfers:
         if self._running.get(key) == (to, task):
             del self._running[key]
             if fault:
-                self._handler.undelivered(to.id, message, _refusal(fault))
+                self._handler.undelivered(to.id, message, _told(fault))
 
     async def _exchange(self, link: Link, offer: Offer) -> None:
         with self._dial(link, "Exchange") as stream:
@@ -293,7 +294,7 @@ class Transfers:
         if asked and asked[0] is want:
             del link.asked[want.fragment]
             asked[1].cancel()
-            self._handler.undelivered(link.id, want, "")
+            self._handler.undelivered(link.id, want, TransferFault(Cause.UNANSWERED))
 
 
 class TransferServer:
@@ -401,7 +402,7 @@ class TransferServer:
             answered.clear()
         finally:
             for want in answered:
-                self._handler.undelivered(link.id, want, "")
+                self._handler.undelivered(link.id, want, BROKEN)
         await stream.write(ACK)
 
     async def pass_on(self, link: Link, stream: Stream) -> None:
@@ -416,13 +417,20 @@ class TransferServer:
         await stream.write(ACK)
 
 
-def _refusal(fault: BaseException) -> str:
-    """Why the peer itself has ended a transfer; empty if it has not."""
-    if isinstance(fault, UnansweredError):
-        return "no answer"
-    if isinstance(fault, RpcFailed) and fault.is_refusal:
-        return UNEXPLAINED if fault.is_unexplained else str(fault)[:REFUSAL_LENGTH]
-    return ""
+def _told(fault: BaseException) -> TransferFault:
+    """What the learner is told of a transfer that failed."""
+    match fault:
+        case UnansweredError():
+            return TransferFault(Cause.ENDED, "no answer")
+        case DamagedError():
+            return TransferFault(Cause.DAMAGED)
+        case RpcFailed() if fault.is_damage:
+            return TransferFault(Cause.DAMAGED)
+        case RpcFailed() if fault.is_refusal:
+            words = UNEXPLAINED if fault.is_unexplained else str(fault)
+            return TransferFault(Cause.ENDED, words[:REFUSAL_LENGTH])
+        case _:
+            return BROKEN
 
 
 def _described(message: Bulk) -> str:

@@ -45,6 +45,7 @@ from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import Beat, Content, Goodbye, Level, Offer, Report, Rumor
+from mend_optim.protocol.transfer_fault import BROKEN
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
@@ -346,7 +347,7 @@ def transfers(kind: str) -> Said:
     ((_, offer),) = engine.sent(Offer)
     for _ in range(2):
         silence(engine, 60, B)
-        engine.engine.undelivered(engine.now, B, offer)
+        engine.engine.undelivered(engine.now, B, offer, BROKEN)
         silence(engine, 2, B)
     engine.engine.delivered(engine.now, B, offer)
     return engine.events(kind)

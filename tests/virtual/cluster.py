@@ -484,7 +484,7 @@ class Cluster:
         self.seen["offer relayed"] += by is not None and by.name != message.peer.name
         self.happen(receiver, receiver.receive, (message, by))
         if isinstance(message, Offer):
-            self.after(0.05, sender, sender.report, "delivered", to, message)
+            self.after(0.05, sender, sender.delivered, to, message)
 
     def _is_on_stream(self, sender: Learner, effect: Send) -> bool:
         """Whether a seal that answers an offer has a stream to go down."""
@@ -505,12 +505,12 @@ class Cluster:
         want, and to the peer that waits for an answer."""
         message, later = effect.message, 0.5 + self.random.random()
         if isinstance(message, Offer | Want):
-            self.after(later, sender, sender.report, "undelivered", effect.to, message)
+            self.after(later, sender, sender.undelivered, effect.to, message)
         elif isinstance(message, Seal | State):
             asker = self.processes.get(effect.to)
             question = self._question(asker, effect.reply, message) if asker else None
             if asker and question:
-                self.after(later, asker, asker.report, "undelivered", sender.me, question)
+                self.after(later, asker, asker.undelivered, sender.me, question)
 
     def _question(self, asker: Learner, reply: str, answer: Seal | State) -> Message | None:
         fragments = asker.engine.state.fragments

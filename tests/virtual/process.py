@@ -17,6 +17,7 @@ from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.errors import UsageError
 from mend_optim.protocol.lineage import PeerId, first_genesis
 from mend_optim.protocol.messages import Call, Message, Offer, Seal
+from mend_optim.protocol.transfer_fault import BROKEN
 from mend_optim.worker.checkpoint import Checkpoint, Kept
 from tests.virtual.units import Correction, Section, Units, Vector, add, stack
 
@@ -382,9 +383,12 @@ class Learner:
             self.engine.linked(self.now, there, up)
         self.pump()
 
-    def report(self, what: str, to: PeerId, message: Message) -> None:
-        """Tell the engine that a message was "delivered" or "undelivered"."""
-        getattr(self.engine, what)(self.now, to, message)
+    def delivered(self, to: PeerId, message: Message) -> None:
+        self.engine.delivered(self.now, to, message)
+        self.pump()
+
+    def undelivered(self, to: PeerId, message: Message) -> None:
+        self.engine.undelivered(self.now, to, message, BROKEN)
         self.pump()
 
     def wake(self) -> None:

@@ -8,6 +8,7 @@ import torch
 from mend_optim.engine.effects import Advance, Done, Inspect, Install, Prepare
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Goodbye, Offer, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -572,7 +573,7 @@ def test_a_model_is_fetched_of_a_peer_that_has_all_our_fragments_if_there_is_one
     model = Lineage(tokens=10**9, version=9, digest=b"d", genesis=OTHER)
     engine.beat(PEER, model, model, genesis=OTHER)
     assert {to for to, _ in engine.sent(Want)} == {PEER}
-    engine.engine.undelivered(engine.now, PEER, Want(ME, 0, b""))
+    engine.engine.undelivered(engine.now, PEER, Want(ME, 0, b""), BROKEN)
     engine.beat(THIRD, model, genesis=OTHER)
     assert engine.sent(Want) == []
     engine.engine.receive(engine.now, Goodbye(PEER))

@@ -11,6 +11,7 @@ from mend_optim.engine.effects import Advance, Inspect, Install, Merge
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Want
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     ME,
@@ -38,7 +39,7 @@ def shows(engine: DrivenEngine, lineage: Lineage = NEWER, genesis: bytes = BASE.
 
 
 def not_handed_over(engine: DrivenEngine) -> None:
-    engine.engine.undelivered(engine.now, PEER, Want(ME, 0, BASE.digest))
+    engine.engine.undelivered(engine.now, PEER, Want(ME, 0, BASE.digest), BROKEN)
 
 
 # The account
@@ -191,7 +192,7 @@ def test_no_round_waits_for_what_a_doubted_peer_shows() -> None:
     (inspect,) = engine.jobs(Inspect)
     engine.done(inspect)
     assert engine.jobs(Merge) == []
-    engine.engine.undelivered(engine.now, THIRD, Want(ME, 0, BASE.digest))
+    engine.engine.undelivered(engine.now, THIRD, Want(ME, 0, BASE.digest), BROKEN)
     engine.beat(PEER)
     assert engine.merge().base == BASE
 

@@ -15,6 +15,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Report, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     GENESIS,
@@ -206,7 +207,7 @@ def test_a_want_that_cannot_be_delivered_holds_up_nobodys_joining() -> None:
     assert (PEER, Want) in sent(one)
     assert not one.state.joined
     pass_until(one, one.state.policies.timing.join_timeout_s - 1)
-    one.undelivered(one.state.policies.timing.join_timeout_s, PEER, want)
+    one.undelivered(one.state.policies.timing.join_timeout_s, PEER, want, BROKEN)
     assert one.state.wants == {}
     assert one.state.joined
 
@@ -348,7 +349,7 @@ def test_only_the_pending_offer_as_it_was_sent_last_counts_as_delivered() -> Non
     assert not pending.delivered
     driven.engine.delivered(driven.now, to, offer)
     assert pending.delivered
-    driven.engine.undelivered(driven.now, to, offer)
+    driven.engine.undelivered(driven.now, to, offer, BROKEN)
     assert not pending.delivered
     assert pending.resend_at == driven.now + driven.engine.state.policies.timing.beat_s
 

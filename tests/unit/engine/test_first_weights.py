@@ -15,6 +15,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report, State, Want
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.transfer_fault import BROKEN
 
 TIMING = Timing(beat_s=1.0, join_timeout_s=20.0)
 OWN = 100
@@ -196,7 +197,9 @@ def test_a_peer_whose_weights_do_not_come_is_passed_over() -> None:
     newcomer.hear(0, OWN + 1)
     newcomer.hear(1, OWN + 2)
     assert newcomer.asked() == ["peer-1"]
-    newcomer.engine.undelivered(newcomer.now, PeerId("peer-1", 1), Want(PeerId("me", 1), 0, b""))
+    newcomer.engine.undelivered(
+        newcomer.now, PeerId("peer-1", 1), Want(PeerId("me", 1), 0, b""), BROKEN
+    )
     newcomer.hear(0, OWN + 1)
     assert newcomer.asked() == ["peer-0"]
 

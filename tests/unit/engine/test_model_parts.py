@@ -11,6 +11,7 @@ from mend_optim.engine.model_parts import MEETING_BEATS
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -114,7 +115,7 @@ def test_a_learner_with_the_model_of_another_rollback_is_not_awaited() -> None:
     greater = MUCH.rolled_back(Rollback(1, "fourth").genesis())
     show(engine, THIRD, rolled(), 2)
     assert asked(engine) == {THIRD}
-    engine.engine.undelivered(engine.now, THIRD, Want(ME, 0, b""))
+    engine.engine.undelivered(engine.now, THIRD, Want(ME, 0, b""), BROKEN)
     show(engine, PEER, greater, 1)
     assert asked(engine) == {PEER}
 

@@ -7,6 +7,7 @@ import pytest
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Goodbye, Offer, Packet, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -28,7 +29,7 @@ def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_conten
     ((to, first),) = engine.sent(Offer)
     engine.step(2)
     for _ in range(3):
-        engine.engine.undelivered(engine.now, PEER, first)
+        engine.engine.undelivered(engine.now, PEER, first, BROKEN)
         engine.beat()
         engine.tick(1.0)
         ((to, again),) = engine.sent(Offer)
@@ -106,7 +107,7 @@ def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
     engine.step(4)
     assert engine.engine.boundaries.fragments_to_copy() == []  # one at a time
     engine.receive(Call(THIRD, 0))
-    engine.engine.undelivered(engine.now, PEER, first)
+    engine.engine.undelivered(engine.now, PEER, first, BROKEN)
     engine.beat(PEER, grown(BASE))
     engine.tick(1.0)
     again = engine.sent(Offer)[-1][1]

@@ -8,6 +8,7 @@ import pytest
 
 from mend_optim.engine.ledger import Event
 from mend_optim.protocol.messages import Goodbye, Offer, Want
+from mend_optim.protocol.transfer_fault import BROKEN, Cause, TransferFault
 from tests.support.engines import (
     BASE,
     ME,
@@ -47,7 +48,7 @@ def fail(engine: DrivenEngine, *messages: Offer | Want, trains: bool = True) -> 
     """Each of these fails after it has stood still, and then there is news of it, or not."""
     for message in messages:
         pass_beats(engine, STILL_S, trains=trains)
-        engine.engine.undelivered(engine.now, PEER, message)
+        engine.engine.undelivered(engine.now, PEER, message, BROKEN)
     pass_beats(engine, 2.0, trains=trains)  # the offer is sent again
     return stuck(engine)
 
@@ -57,7 +58,13 @@ def test_offers_that_never_arrive_at_a_live_peer_are_told_once() -> None:
     assert fail(engine, offer) == []
     (event,) = fail(engine, offer)
     assert event.kind == "stuck"
-    assert event.facts == {"peer": "peer", "incarnation": 1, "for_s": STILL_S + 2, "refusal": ""}
+    assert event.facts == {
+        "peer": "peer",
+        "incarnation": 1,
+        "for_s": STILL_S + 2,
+        "cause": "broken",
+        "refusal": "",
+    }
     assert "peer is heard, but no offer of this learner gets through to it" in event.text
     assert fail(engine, offer, offer, offer) == []
     engine.engine.delivered(engine.now, PEER, offer)
@@ -97,7 +104,7 @@ def test_attempts_that_take_long_are_one_after_the_other(for_s: float) -> None:
     engine, offer = offered()
     for _ in range(3):
         pass_beats(engine, for_s * STILL_S)
-        engine.engine.undelivered(engine.now, PEER, offer)
+        engine.engine.undelivered(engine.now, PEER, offer, BROKEN)
         pass_beats(engine, 2.0)
     (event,) = stuck(engine)
     assert event.facts["for_s"] == for_s * STILL_S + 2
@@ -121,7 +128,9 @@ def test_an_offer_that_arrives_in_between_shows_that_others_may() -> None:
     engine, offer = offered()
     fail(engine, offer)
     engine.engine.delivered(engine.now, PEER, offer)
-    engine.engine.undelivered(engine.now, PEER, offer)  # the stream broke before the seal came
+    engine.engine.undelivered(
+        engine.now, PEER, offer, BROKEN
+    )  # the stream broke before the seal came
     pass_beats(engine, 2.0)
     assert fail(engine, offer) == []
 
@@ -150,7 +159,7 @@ def test_a_fragment_that_failed_long_ago_holds_back_no_all_clear() -> None:
     """Another peer seals it by now, so nothing of it goes that way any more."""
     engine = among_peers(fragments=2)
     fail(engine, WANT)
-    engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=1))
+    engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=1), BROKEN)
     assert [event.kind for event in fail(engine, WANT)] == ["stuck"]
     engine.receive(state_of(grown(BASE)))
     assert stuck(engine) == []
@@ -164,7 +173,7 @@ def test_many_fragments_that_fail_are_told_as_one() -> None:
     for _ in range(3):
         pass_beats(engine, STILL_S)
         for p in range(2):
-            engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=p))
+            engine.engine.undelivered(engine.now, PEER, replace(WANT, fragment=p), BROKEN)
     assert [event.kind for event in stuck(engine)] == ["stuck"]
 
 
@@ -182,10 +191,10 @@ def test_a_peer_that_is_suspected_or_gone_says_nothing() -> None:
     for _ in range(5):
         engine.beat(THIRD, address="third:1")
         engine.tick(1.0)
-    engine.engine.undelivered(engine.now, PEER, WANT)
+    engine.engine.undelivered(engine.now, PEER, WANT, BROKEN)
     assert fail(engine, WANT) == []
     engine.receive(Goodbye(PEER))
-    engine.engine.undelivered(engine.now + 9 * STILL_S, PEER, WANT)
+    engine.engine.undelivered(engine.now + 9 * STILL_S, PEER, WANT, BROKEN)
     assert stuck(engine) == []
 
 
@@ -197,7 +206,7 @@ def test_what_failed_before_a_peer_was_suspected_does_not_count() -> None:
         engine.tick(1.0)
     assert PEER not in engine.engine.state.roster.alive()
     pass_beats(engine, 2.0)
-    engine.engine.undelivered(engine.now, PEER, WANT)
+    engine.engine.undelivered(engine.now, PEER, WANT, BROKEN)
     assert stuck(engine) == []
 
 
@@ -221,23 +230,43 @@ def test_transfers_that_the_peer_ends_itself_are_told_with_its_words(kind: type)
     for _ in range(2):
         pass_beats(engine, STILL_S)
         message = offer if kind is Offer else WANT
-        engine.engine.undelivered(engine.now, PEER, message, "no\nroom")
+        fault = TransferFault(Cause.ENDED, "no\nroom")
+        engine.engine.undelivered(engine.now, PEER, message, fault)
         pass_beats(engine, 2.0)
     (event,) = stuck(engine)
     assert event.text.endswith(
         "peer itself has ended the last transfer, with 'no\\nroom': look at its log and its "
         "status().refused"
     )
-    assert event.facts["refusal"] == "no\nroom"
+    assert (event.facts["cause"], event.facts["refusal"]) == ("ended", "no\nroom")
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        (Cause.BROKEN, "10 kB a second"),
+        (Cause.DAMAGED, "look for what damages them between peer and this machine"),
+        (Cause.UNANSWERED, "peer has not answered the last question"),
+    ],
+)
+def test_each_cause_has_its_remedy(cause: Cause, remedy: str) -> None:
+    engine = among_peers()
+    for _ in range(2):
+        pass_beats(engine, STILL_S)
+        engine.engine.undelivered(engine.now, PEER, WANT, TransferFault(cause))
+        pass_beats(engine, 2.0)
+    (event,) = stuck(engine)
+    assert remedy in event.text
+    assert event.facts["cause"] == cause.value
 
 
 def test_a_stop_of_this_learner_is_not_counted() -> None:
     engine = among_peers()
-    engine.engine.undelivered(engine.now, PEER, WANT)
+    engine.engine.undelivered(engine.now, PEER, WANT, BROKEN)
     engine.now += 2 * STILL_S
     engine.engine.tick(engine.now)
     engine.beat(step=100)
-    engine.engine.undelivered(engine.now, PEER, WANT)
+    engine.engine.undelivered(engine.now, PEER, WANT, BROKEN)
     assert stuck(engine) == []
 
 
@@ -249,7 +278,7 @@ def test_nothing_is_told_before_a_learner_has_joined() -> None:
     assert peer.beat is not None
     for step in range(3):
         peer.beat = replace(peer.beat, step=step)
-        engine.engine.undelivered(engine.now, PEER, WANT)
+        engine.engine.undelivered(engine.now, PEER, WANT, BROKEN)
         for _ in range(round(STILL_S)):
             engine.now += 1.0
             engine.engine.state.stops.look(engine.now)

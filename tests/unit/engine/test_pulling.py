@@ -7,6 +7,7 @@ import pytest
 from mend_optim.engine.effects import Advance
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -97,7 +98,7 @@ def test_where_no_seal_is_to_be_expected_a_member_is_asked_at_once(how: str) -> 
     elif how == "two rounds":
         shown = grown(NEXT)
     else:
-        engine.engine.undelivered(engine.now, SEALER, offer_of(ME))
+        engine.engine.undelivered(engine.now, SEALER, offer_of(ME), BROKEN)
         pending = engine.fragment.pending
         pending.sent(engine.now, SEALER, delivered=False)
     engine.beat(MEMBER, shown)
@@ -110,9 +111,9 @@ def test_a_late_failure_of_another_peer_ends_no_want() -> None:
     engine.engine.linked(engine.now, SEALER, False)
     engine.beat(MEMBER, NEXT)
     ((_, want),) = engine.sent(Want)
-    engine.engine.undelivered(engine.now, SEALER, want)
+    engine.engine.undelivered(engine.now, SEALER, want, BROKEN)
     assert [wanted.peer for wanted in engine.engine.state.wants.values()] == [MEMBER]
-    engine.engine.undelivered(engine.now, MEMBER, want)
+    engine.engine.undelivered(engine.now, MEMBER, want, BROKEN)
     assert not engine.engine.state.wants
 
 

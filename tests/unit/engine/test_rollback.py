@@ -23,6 +23,7 @@ from mend_optim.protocol.lineage import (
     rollbacks,
 )
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -389,7 +390,7 @@ def test_the_anchors_of_a_rollback_are_taken_in_one_piece() -> None:
     engine.beat(PEER, again, again, genesis=again.genesis)
     engine.receive(state_of(again, 0))
     assert engine.jobs(Install) == []
-    engine.engine.undelivered(engine.now, PEER, Want(ME, 1, b""))
+    engine.engine.undelivered(engine.now, PEER, Want(ME, 1, b""), BROKEN)
     assert engine.engine.state.mode is Mode.TRAINING
     assert engine.lineage == BASE
 

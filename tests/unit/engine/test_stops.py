@@ -18,6 +18,7 @@ from mend_optim.membership.stops import Stops
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal, Want
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.transfer_fault import BROKEN
 from mend_optim.protocol.unreached import Unreached
 from tests.support.engines import (
     GENESIS,
@@ -219,7 +220,7 @@ def fail(engine: DrivenEngine) -> None:
     show_more(engine)
     while wants := engine.sent(Want):
         for peer, want in wants:
-            engine.engine.undelivered(engine.now, peer, want)
+            engine.engine.undelivered(engine.now, peer, want, BROKEN)
         show_more(engine)
 
 

@@ -45,6 +45,7 @@ from mend_optim.protocol.messages import (
     Report,
     Want,
 )
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.depth import many
 from tests.support.engines import GENESIS, OTHER, PAYLOAD, offer_of, seal_of, state_of
 
@@ -247,18 +248,17 @@ class Walk(RuleBasedStateMachine):
                 )
                 self.engine.receive(self.now, state_of(newest, p, peer))
             else:
-                self.engine.undelivered(self.now, peer, Want(self.state.me, p, b""))
+                self.engine.undelivered(self.now, peer, Want(self.state.me, p, b""), BROKEN)
             self.drain()
 
     @precondition(lambda self: self.sent)
     @rule(pick=picks, arrives=st.booleans())
     def transport(self, pick: int, arrives: bool) -> None:
         to, message = self.sent.pop(pick % len(self.sent))
-        if isinstance(message, Offer):
-            told = self.engine.delivered if arrives else self.engine.undelivered
-            told(self.now, to, message)
+        if arrives and isinstance(message, Offer):
+            self.engine.delivered(self.now, to, message)
         elif not arrives:
-            self.engine.undelivered(self.now, to, message)
+            self.engine.undelivered(self.now, to, message, BROKEN)
         self.drain()
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
+from mend_optim.protocol.transfer_fault import TransferFault
 from mend_optim.protocol.unreached import Unreached
 
 PATIENCE_S = 15.0
@@ -34,8 +35,8 @@ class Recorder:
         #: What it knows of the newest of each name, if not that it is alive.
         self.lives: dict[str, Life] = {}
         self.lost: set[PeerId] = set()
-        #: Of each message that was not delivered, why the peer refused it; empty if it has not.
-        self.refusals: list[str] = []
+        #: Of each message that was not delivered, why.
+        self.transfer_faults: list[TransferFault] = []
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
 
@@ -122,9 +123,9 @@ class Recorder:
     def delivered(self, to: PeerId, message: Message) -> None:
         self._note("delivered", to, message)
 
-    def undelivered(self, to: PeerId, message: Message, refusal: str) -> None:
+    def undelivered(self, to: PeerId, message: Message, fault: TransferFault) -> None:
         self._note("undelivered", to, message)
-        self.refusals.append(refusal)
+        self.transfer_faults.append(fault)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         return self.known

@@ -35,6 +35,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.transfer_fault import BROKEN, Cause, TransferFault
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import dialler, grpc_setup, wire
@@ -959,7 +960,7 @@ async def test_a_cut_after_the_upload_is_told_and_offering_again_gives_the_same_
     await a.until(lambda: a.of("delivered"))
     cable.cut()
     await a.until(lambda: a.of("undelivered") == [(b.id, offer)])
-    assert a.refusals == [""]
+    assert a.transfer_faults == [BROKEN]
     seal = seal_of(b, offer)
     b.answer = lambda message: (
         isinstance(message, Offer) and b.transport.send(a.id, seal, "exchange")
@@ -1036,6 +1037,19 @@ def test_a_seal_overtakes_what_was_on_its_way_to_the_same_peer(kind):
 
 
 @scenario
+async def test_a_receiver_that_has_no_memory_says_so(crew):
+    def fail(message: object) -> None:
+        raise MemoryError
+
+    a, b = await crew.pair()
+    b.answer = fail
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("undelivered"))
+    assert a.transfer_faults == [TransferFault(Cause.ENDED, "UNKNOWN: MemoryError")]
+    assert b.transport.refusals.counted() == (("a", "MemoryError", 1),)
+
+
+@scenario
 async def test_what_the_receiver_must_not_accept_is_undelivered_and_the_link_survives(crew):
     a, b = await crew.pair()
     offer = offer_of(a)
@@ -1049,9 +1063,11 @@ async def test_what_the_receiver_must_not_accept_is_undelivered_and_the_link_sur
         a.transport.send(b.id, message, "")
         await a.until(lambda told=told: len(a.of("undelivered")) == told + 1)
     assert [message.seq for _, message in a.of("undelivered")] == [1, 2, 3, -1]
-    *said, unwritable = a.refusals
-    assert all(reason.startswith("INVALID_ARGUMENT") or reason == UNEXPLAINED for reason in said)
-    assert unwritable == ""  # it never left
+    *refused, unwritable = a.transfer_faults
+    assert {fault.cause for fault in refused} == {Cause.ENDED}
+    said = [fault.words for fault in refused]
+    assert all(words.startswith("INVALID_ARGUMENT") or words == UNEXPLAINED for words in said)
+    assert unwritable == BROKEN  # it never left
     assert b.messages(Offer) == []
     a.transport.send(b.id, offer, "")
     await b.until(lambda: b.messages(Offer) == [offer])
@@ -1097,7 +1113,7 @@ async def test_a_transfer_that_stands_still_is_given_up_on_both_sides(crew):
     a.transport.send(b.id, offer, "")
     await a.until(lambda: a.of("undelivered") == [(b.id, offer)], within_s=4)
     assert b.messages(Offer) == []
-    assert a.refusals == [""]
+    assert a.transfer_faults == [BROKEN]
     await cable.unplug()
 
 
@@ -1176,7 +1192,9 @@ def test_a_want_that_nobody_answers_is_undelivered(listens):
         want = Want(asker.id, 0, b"")
         asker.transport.send(peer.id, want, "")
         await asker.until(lambda: asker.of("undelivered") == [(peer.id, want)])
-        assert asker.refusals == ["no answer" if listens else ""]  # a pull ends in good order
+        ended = TransferFault(Cause.ENDED, "no answer")  # in good order
+        fault = ended if listens else TransferFault(Cause.UNANSWERED)
+        assert asker.transfer_faults == [fault]
         asker.transport.send(peer.id, want, "")  # and neither is one to a peer that goes away
         await peer.until(lambda: len(peer.messages(Want)) == 2)
         await peer.transport.stop()
@@ -1245,7 +1263,7 @@ async def test_an_offer_that_a_device_on_the_way_has_changed_is_not_taken(crew):
     a, b = await spoiled(crew)
     assert b.messages(Offer) == a.of("delivered") == []
     assert a.of("undelivered") == [(b.id, offer_of(a))]
-    assert a.refusals == [""]  # the way is not open
+    assert a.transfer_faults == [TransferFault(Cause.DAMAGED)]
     (refused,) = b.transport.refusals.counted()
     assert refused == ("a", "bytes changed on the way: they do not match their checksum", 1)
 

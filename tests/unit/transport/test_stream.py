@@ -209,6 +209,8 @@ class Aborted:
         (grpc.StatusCode.UNAVAILABLE, False),
         (grpc.StatusCode.DEADLINE_EXCEEDED, False),
         (grpc.StatusCode.INTERNAL, True),
+        (grpc.StatusCode.UNKNOWN, True),
+        (grpc.StatusCode.DATA_LOSS, False),
     ],
 )
 def test_a_write_to_an_rpc_that_is_over_says_why_it_is(

@@ -16,6 +16,7 @@ from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
+from mend_optim.protocol.transfer_fault import Cause, TransferFault
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.checksums import DamagedError
@@ -329,7 +330,7 @@ async def test_an_offer_that_was_damaged_on_the_way_is_the_fault_of_the_way(a, b
     send(a.link, offer)
     await a.comes_to_rest()
     assert a.of("undelivered") == [(b.id, offer)]
-    assert a.refusals == [""]
+    assert a.transfer_faults == [TransferFault(Cause.DAMAGED)]
     assert b.of("received") == b.of("passed_on") == a.of("delivered") == []
     assert b.faults == ["bytes changed on the way: they do not match their checksum"]
 
@@ -343,7 +344,7 @@ async def test_a_seal_that_was_damaged_on_the_way_is_the_fault_of_the_way(a, b):
     await a.comes_to_rest()
     assert a.messages(Seal) == []
     assert a.of("undelivered") == [(b.id, offer)]
-    assert a.refusals == [""]
+    assert a.transfer_faults == [TransferFault(Cause.DAMAGED)]
     assert a.damaged == [("b", "bytes changed on the way: they do not match their checksum")]
 
 
@@ -358,7 +359,7 @@ async def test_an_anchor_whose_header_was_damaged_on_the_way_is_the_fault_of_the
     a.transfers.pull(a.link, want)
     await a.comes_to_rest()
     assert a.of("undelivered") == [(b.id, want)]
-    assert a.refusals == [""]
+    assert a.transfer_faults == [TransferFault(Cause.DAMAGED)]
     assert [name for name, _ in a.damaged] == ["b"]
 
 
@@ -596,7 +597,7 @@ async def test_a_want_that_nobody_answers_is_refused_before_patience_ends(a, b):
     await b.until(lambda: b.messages(Want) == [want])
     await a.comes_to_rest(2 * PATIENCE_S)
     assert a.of("undelivered") == [(b.id, want)]
-    assert a.refusals == ["no answer"]
+    assert a.transfer_faults == [TransferFault(Cause.ENDED, "no answer")]
     assert ANSWER_PATIENCE * PATIENCE_S <= now() < PATIENCE_S
     assert b.link.requests == {}
 

@@ -45,9 +45,9 @@ class Lanes:
 
     def __init__(self, hang_up: Callable[[Connection], object]) -> None:
         self._hang_up = hang_up
-        #: First those that have served well lately, last those that have failed.
+        #: First the one that has served well last.
         self._lanes: list[_Lane] = []
-        #: Those that are hung up once their streams are over.
+        #: Those that take no more messages. They are hung up once their streams are over.
         self._retired: list[_Lane] = []
 
     @property
@@ -60,13 +60,13 @@ class Lanes:
         self, method: str, connect: Callable[[], Connection], most: int
     ) -> Iterator[Dialled]:
         """Open a stream for an RPC, on the lane with the fewest messages on their way. Of several
-        such lanes, that is one which has served well lately; one on which a message got stuck, or
-        that broke, comes last.
+        such lanes, that is the one which has served well last. One on which a message got stuck, or
+        that broke, takes no more messages.
 
         Args:
             method: The RPC.
             connect: Makes a connection.
-            most: Make no more lanes than that. As many retired ones stay.
+            most: Make no more lanes than that. As many retired ones stay for answers alone.
         """
         lane = self._take(connect, most)
         with lane.connection.stream(method) as stream:
@@ -75,18 +75,21 @@ class Lanes:
                 yield stream
             except (StillError, RpcFailed) as fault:
                 # the peer itself ends some streams, which says nothing of their lane
-                if not (isinstance(fault, RpcFailed) and fault.is_refusal):
-                    self._move(lane, len(self._lanes))
+                if lane in self._lanes and not (isinstance(fault, RpcFailed) and fault.is_refusal):
+                    self._lanes.remove(lane)
+                    self._retired.append(lane)
                 raise
             else:
-                self._move(lane, 0)
+                self._put_first(lane)
             finally:
                 lane.streams.remove(stream)
                 self._hang_up_retired()
 
     def _take(self, connect: Callable[[], Connection], most: int) -> _Lane:
         self._shrink(most)
-        for retired in self._retired[:-most]:
+        # a message that is on its way, on the others, ends or fails within its patience
+        resting = [lane for lane in self._retired if not lane.load]
+        for retired in resting[:-most]:
             self._drop(retired)
         lane = min(self._lanes, key=lambda lane: lane.load, default=None)
         if lane is None or (lane.load and len(self._lanes) < most):
@@ -101,11 +104,11 @@ class Lanes:
             self._lanes.remove(lane)
             self._hang_up(lane.connection)
 
-    def _move(self, lane: _Lane, place: int) -> None:
-        """Give a lane that is still one of these another place among them."""
+    def _put_first(self, lane: _Lane) -> None:
+        """Let a lane be the first, if it still takes messages."""
         if lane in self._lanes:
             self._lanes.remove(lane)
-            self._lanes.insert(place, lane)
+            self._lanes.insert(0, lane)
 
     def retire(self) -> None:
         """Begin no stream on these lanes any more. The next one makes a new lane; those that are

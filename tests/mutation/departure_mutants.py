@@ -9,6 +9,7 @@ LOOPBACK = of("unit/transport/test_grpc_transport", "overtakes")
 
 LANES = of("unit/transport/test_lanes")
 DIALLED = of("unit/transport/test_grpc_transport", "connections_of_their_own")
+STOPPED = of("unit/transport/test_grpc_transport", "that_stops_has_no_connection")
 
 
 def lane_mutant(name: str, old: str, new: str) -> Mutant:
@@ -28,7 +29,7 @@ DEPARTURE_MUTANTS = (
         "sum(stream.moves for stream in self.streams)",
         "len(self.streams)",
     ),
-    lane_mutant("a-lane-that-is-ready-grows-cold", "self._move(lane, 0)", "pass"),
+    lane_mutant("a-lane-that-is-ready-grows-cold", "self._put_first(lane)", "pass"),
     Mutant(
         "an-exchange-never-rests",
         7,
@@ -47,15 +48,29 @@ DEPARTURE_MUTANTS = (
     ),
     lane_mutant(
         "a-broken-lane-is-taken-again",
-        "                    self._move(lane, len(self._lanes))\n",
+        "                    self._lanes.remove(lane)\n                    self._retired.append(lane)\n",
         "                    pass\n",
     ),
     lane_mutant(
-        "a-lane-is-bad-whose-peer-ends-a-stream",
-        "if not (isinstance(fault, RpcFailed) and fault.is_refusal):",
-        "if True:",
+        "a-broken-lane-is-never-hung-up", "                    self._retired.append(lane)\n", ""
     ),
-    lane_mutant("any-number-of-retired-lanes", "self._retired[:-most]", "()"),
+    lane_mutant(
+        "a-lane-is-bad-whose-peer-ends-a-stream",
+        " and not (isinstance(fault, RpcFailed) and fault.is_refusal):",
+        ":",
+    ),
+    lane_mutant("any-number-of-retired-lanes", "resting[:-most]", "()"),
+    lane_mutant(
+        "a-message-under-way-is-cut", "in self._retired if not lane.load]", "in self._retired]"
+    ),
+    Mutant(
+        "lanes-outlive-their-learner",
+        7,
+        "transport/grpc_transport",
+        "                link.close_lanes()\n",
+        "",
+        STOPPED,
+    ),
     lane_mutant("retired-lanes-stay", "                self._hang_up_retired()\n", ""),
     lane_mutant("retired-lanes-break-off", " if not lane.streams]:", "]:"),
     Mutant(

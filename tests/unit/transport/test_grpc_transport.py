@@ -911,6 +911,22 @@ async def test_a_spoke_of_many_learners_opens_few_connections(crew):
 
 
 @scenario
+async def test_a_learner_that_stops_has_no_connection_left(crew):
+    """Neither one for bulky messages, nor one that is retired and waits for a seal."""
+    caller, called = await crew.pair(limit=([LIMIT] * 2).__getitem__)
+    link = called.transport._links.get(caller.id)
+    for fragment in range(2):
+        called.transport.send(caller.id, offer_of(called, fragment=fragment), "")
+        await called.until(lambda told=fragment + 1: len(called.of("delivered")) == told)
+        if not fragment:
+            link.retire_lanes()
+    connections = link.lanes.connections
+    assert len(connections) == 2
+    await called.transport.stop()
+    assert all(connection.is_closed for connection in connections)
+
+
+@scenario
 async def test_a_new_control_stream_brings_new_connections_for_bulky_messages(crew):
     """The way to the peer may be another one by now. An open exchange goes on all the same."""
     a, b = await crew.pair(limit=([LIMIT] * 2).__getitem__)

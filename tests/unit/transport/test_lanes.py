@@ -107,14 +107,14 @@ def test_the_lane_that_has_served_well_last_is_taken_again() -> None:
 @pytest.mark.parametrize(
     ("fault", "taken"),
     [
-        (StillError("nothing moved"), [0, 1, 0, 1]),
-        (RpcFailed("UNAVAILABLE", "it broke"), [0, 1, 0, 1]),
+        (StillError("nothing moved"), [0, 1, 2, 3]),
+        (RpcFailed("UNAVAILABLE", "it broke"), [0, 1, 2, 3]),
         (RpcFailed("RESOURCE_EXHAUSTED", "no room"), [0, 0, 0, 0]),
         (PeerError("it ended without an answer"), [0, 0, 0, 0]),
         (OSError("this learner gave it up"), [0, 0, 0, 0]),
     ],
 )
-def test_a_lane_on_which_a_message_got_stuck_is_taken_last(
+def test_a_lane_on_which_a_message_got_stuck_takes_no_more(
     fault: Exception, taken: list[int]
 ) -> None:
     """A message that one of the two ends itself says nothing about its lane."""
@@ -125,6 +125,31 @@ def test_a_lane_on_which_a_message_got_stuck_is_taken_last(
             stream.moves = False  # also if it is the answer that got stuck
             raise fault
     assert found == taken
+    broken = taken if taken[-1] else []
+    assert [line.number for line in dialled.closed] == broken
+
+
+def test_a_lane_that_broke_is_not_taken_although_the_good_ones_are_busy() -> None:
+    dialled, found = Dialled(), []
+    with dialled.stream() as good:
+        for _ in range(3):
+            with suppress(StillError), dialled.stream() as stream:
+                found.append(stream.number)
+                raise StillError("nothing moved")
+        assert good.number not in found
+    assert found == [1, 2, 3]
+    assert dialled.lanes.connections == dialled.made[:1]
+
+
+def test_other_messages_on_a_lane_that_broke_go_on() -> None:
+    """Only its own patience ends a message."""
+    dialled = Dialled()
+    with dialled.stream(1) as other:
+        with suppress(StillError), dialled.stream(1) as stream:
+            assert stream.number == other.number
+            raise StillError("nothing moved")
+        assert dialled.closed == []
+    assert dialled.closed == dialled.made
 
 
 def test_fewer_lanes_are_made_once_there_are_more_peers() -> None:
@@ -169,7 +194,7 @@ def test_retired_lanes_end_their_streams_first() -> None:
     assert dialled.lanes.connections == [dialled.made[2]]
 
 
-def test_only_so_many_retired_lanes_stay() -> None:
+def test_only_so_many_retired_lanes_stay_for_answers() -> None:
     """On a network that flaps, each control stream retires those of the one before."""
     dialled = Dialled()
     with ExitStack() as stack:
@@ -179,6 +204,17 @@ def test_only_so_many_retired_lanes_stay() -> None:
             dialled.lanes.retire()
         assert dialled.closed == dialled.made[:3]
     assert sorted(line.number for line in dialled.closed) == list(range(6))
+
+
+def test_a_retired_lane_stays_while_a_message_is_on_its_way() -> None:
+    """More peers may have come since it was made, so that there may be one lane at most now."""
+    dialled = Dialled()
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(dialled.stream(1))
+            dialled.lanes.retire()
+        with dialled.stream(1):
+            assert dialled.closed == []
 
 
 def test_retired_lanes_hang_up_with_the_others() -> None:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -51,6 +52,8 @@ OLD_STORE = (
     "where torch may find the addresses of groups that have ended; pass store= a TCPStore of "
     "another port, or start all processes again"
 )
+#: How a meeting ends.
+MET, GIVEN_UP = "met", "given up"
 # By the ranks of a group, how often these have met, and the pairs that they have made. All of them
 # do so in the same order (R9), so the numbers agree; ranks of other groups may have met more often.
 _met: Counter[tuple[int, ...]] = Counter()
@@ -340,27 +343,54 @@ def _meet(
         UsageError: some of them have not come, or the store is that of an earlier world.
         MendError: the rank that keeps the store is lost.
     """
-    store: Any = distributed_c10d._get_default_store()
-    number = _met[tuple(members)]
-    _met[tuple(members)] += 1
-    name = "mend_optim/" + "-".join(map(str, members))
-    keys = [f"{name}/{number}/{member}" for member in members]
-    if _begun(store.check, [keys[rank]]):
-        raise UsageError(OLD_STORE)
-    _begun(store.set, keys[rank], ",".join(["here", *map(str, free)]).encode())
-    _await(store, keys, meet_s)
-    told_free = [_begun(store.get, key).decode().split(",")[1:] for key in keys]
+    told: list[str] | None = None
+    while told is None:
+        number = _met[tuple(members)]
+        _met[tuple(members)] += 1
+        told = _meet_once(members, rank, number, meet_s, ",".join(["here", *map(str, free)]))
+    told_free = [here.split(",")[1:] for here in told]
     return number, set.intersection(*(set(map(int, numbers)) for numbers in told_free))
 
 
-def _await(store: Any, keys: list[str], meet_s: float) -> None:
-    """Wait until all keys are there. torch's own `wait` would not notice Ctrl-C. Raises as `_meet`
-    does."""
+def _meet_once(
+    members: Sequence[int], rank: int, number: int, meet_s: float, here: str
+) -> list[str] | None:
+    """What all ranks tell at the meeting of this number, of which this one says `here`; None if all
+    have come, but one has given that meeting up before. Raises as `_meet` does, and then this rank
+    has given it up.
+
+    One rank may see all others at the moment in which another one has waited for long enough. The
+    first word in the store decides for all."""
+    store: Any = distributed_c10d._get_default_store()
+    meeting = f"mend_optim/{'-'.join(map(str, members))}/{number}"
+    keys = [f"{meeting}/{member}" for member in members]
+
+    def conclude(outcome: str) -> str:
+        return _begun(store.compare_set, meeting, "", outcome).decode()  # type: ignore[no-any-return]
+
+    if _begun(store.check, [keys[rank]]):
+        raise UsageError(OLD_STORE)
+    _begun(store.set, keys[rank], here.encode())
+    try:
+        absent = _await(store, keys, meet_s)
+    except BaseException:
+        with suppress(MendError):
+            conclude(GIVEN_UP)
+        raise
+    if conclude(GIVEN_UP if absent else MET) == GIVEN_UP:
+        if absent:
+            raise UsageError(ABSENT.format(ranks=", ".join(map(str, absent)), seconds=meet_s))
+        return None
+    return [_begun(store.get, key).decode() for key in keys]
+
+
+def _await(store: Any, keys: list[str], meet_s: float) -> list[int]:
+    """Wait until all keys are there. torch's own `wait` would not notice Ctrl-C. Returns the
+    numbers of those that have not come. Raises `MendError` as `_meet` does."""
     started = now = time.monotonic()
     while not _begun(store.check, keys):
         if now - started > meet_s:
-            absent = [str(at) for at, key in enumerate(keys) if not _begun(store.check, [key])]
-            if absent:
-                raise UsageError(ABSENT.format(ranks=", ".join(absent), seconds=meet_s))
+            return [at for at, key in enumerate(keys) if not _begun(store.check, [key])]
         time.sleep(min(LONGEST_NAP_S, max(SHORTEST_NAP_S, (now - started) / 10)))
         now = time.monotonic()
+    return []

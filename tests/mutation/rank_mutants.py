@@ -991,6 +991,22 @@ RANK_MUTANTS = (
         of("ranks/test_unusual", "inference and sharded"),
     ),
     Mutant(
+        "a-meeting-that-was-given-up-counts",
+        8,
+        "ranks/group",
+        "            conclude(GIVEN_UP)\n",
+        "            pass\n",
+        of("unit/ranks/test_group"),
+    ),
+    Mutant(
+        "each-rank-decides-alone-whether-they-have-met",
+        8,
+        "ranks/group",
+        "if conclude(GIVEN_UP if absent else MET) == GIVEN_UP:",
+        "if absent:",
+        of("unit/ranks/test_group"),
+    ),
+    Mutant(
         "words-are-kept-on-the-default-device",
         8,
         "ranks/group",

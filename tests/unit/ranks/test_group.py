@@ -6,10 +6,12 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,9 +43,7 @@ def test_ranks_that_are_there_are_not_waited_for(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although one of them has met other ranks before."""
-    monkeypatch.setattr(group, "_met", Counter({(4, 5): 7}))
-    with pytest.raises(UsageError, match="none on rank 0 within"):
-        group._meet([4, 5], 1, meet_s=0.05)
+    store.set("mend_optim/4-5/7/5", "here")
     monkeypatch.setattr(group, "_met", Counter({(4, 5): 7, (3, 4): 2}))
     group._meet([4, 5], 0, meet_s=0.05)
     group._meet([4], 0, meet_s=0.05)
@@ -55,12 +55,73 @@ def test_the_store_of_an_earlier_world_is_refused(
     """Else a rank would take one that is not there for one that is."""
     for _ in range(2):
         group._meet([4], 0, meet_s=0.05)
-    with pytest.raises(UsageError, match="none on rank 1"):
-        group._meet([4, 5], 0, meet_s=0.05)
+    store.set("mend_optim/4-5/0/5", "here")
+    group._meet([4, 5], 0, meet_s=0.05)
     monkeypatch.setattr(group, "_met", Counter())
     for members in ([4], [4, 5]):
         with pytest.raises(UsageError, match="got that of an earlier one, where torch may"):
             group._meet(members, 0, meet_s=0.05)
+
+
+@contextmanager
+def as_process(monkeypatch: pytest.MonkeyPatch, met: Counter[tuple[int, ...]]) -> Iterator[None]:
+    """Be another process, which has met other ranks as often as it says."""
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "_met", met)
+        yield
+
+
+@pytest.mark.parametrize("end", [UsageError, KeyboardInterrupt])
+def test_ranks_meet_after_one_of_them_has_given_up(
+    end: type[BaseException], store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late rank once took the word of the early one for that of a rank that waits."""
+    early, late = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    with as_process(monkeypatch, early), monkeypatch.context() as patch:
+        if end is KeyboardInterrupt:
+            patch.setattr(group.time, "sleep", Mock(side_effect=end))
+        with pytest.raises(end):
+            group._meet([4, 5], 0, meet_s=0.05)
+    with as_process(monkeypatch, late), pytest.raises(UsageError, match="none on rank 0 within"):
+        group._meet([4, 5], 1, meet_s=0.05)
+    found = []
+
+    def come_late(nap_s: float) -> None:
+        with as_process(monkeypatch, late), monkeypatch.context() as patch:
+            patch.setattr(group.time, "sleep", Mock(side_effect=AssertionError))
+            found.append(group._meet([4, 5], 1, meet_s=60.0))
+
+    with as_process(monkeypatch, early), monkeypatch.context() as patch:
+        patch.setattr(group.time, "sleep", come_late)
+        found.append(group._meet([4, 5], 0, meet_s=60.0))
+    assert found == [(2, set()), (2, set())]
+
+
+def test_a_rank_that_sees_all_when_one_gives_up_waits_for_the_next_meeting(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for that one in the collectives."""
+    check = store.check
+
+    class Racing:
+        """Rank 1 gives up after rank 0 has seen it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def check(self, keys: list[str]) -> bool:
+            if len(keys) == 2 and not check(keys):
+                store.set(keys[1], "here")
+                store.set(keys[1].rpartition("/")[0], group.GIVEN_UP)
+                return True
+            return bool(check(keys))
+
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", Racing)
+    met = Counter[tuple[int, ...]]()
+    with as_process(monkeypatch, met), monkeypatch.context() as patch:
+        patch.setattr(group.time, "sleep", Mock(side_effect=AssertionError))
+        store.set("mend_optim/4-5/1/5", "here")  # and comes again
+        assert group._meet([4, 5], 0, meet_s=60.0) == (1, set())
 
 
 class OtherStore:
@@ -82,6 +143,10 @@ class OtherStore:
         self._call()
         return b"here"
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._call()
+        return desired.encode()
+
     def _call(self) -> None:
         self.lasts -= 1
         if self.lasts < 0:
@@ -91,7 +156,7 @@ class OtherStore:
         raise AssertionError("torch waits in C++, where Ctrl-C is not noticed")
 
 
-@pytest.mark.parametrize("lasts", [0, 1, 2, 3])
+@pytest.mark.parametrize("lasts", range(6))
 def test_the_end_of_the_rank_that_keeps_the_store_is_told(
     lasts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +166,7 @@ def test_the_end_of_the_rank_that_keeps_the_store_is_told(
 
 
 def test_a_rank_looks_up_while_it_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = OtherStore(lasts=9, looks=4)
+    store = OtherStore(lasts=12, looks=4)
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
     group._meet([4, 5], 0, meet_s=60.0)
     assert store.looks == -1
@@ -109,7 +174,7 @@ def test_a_rank_looks_up_while_it_waits_for_the_others(monkeypatch: pytest.Monke
 
 def test_ranks_that_come_at_the_last_moment_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the last look for all and that for each."""
-    store = OtherStore(lasts=9, looks=3)
+    store = OtherStore(lasts=12, looks=3)
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
     group._meet([4, 5], 0, meet_s=0.0)
 
@@ -121,9 +186,7 @@ def test_ranks_that_come_at_the_last_moment_have_come(monkeypatch: pytest.Monkey
 def test_ranks_that_meet_know_which_pairs_none_of_them_uses(
     free: list[tuple[int, ...]], common: set[int], store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_met", Counter({(7, 8): 9}))
-    with pytest.raises(UsageError, match="none on rank 1"):
-        group._meet([7, 8], 0, meet_s=0.05, free=free[0])
+    store.set("mend_optim/7-8/9/7", ",".join(["here", *map(str, free[0])]))
     monkeypatch.setattr(group, "_met", Counter({(7, 8): 9}))
     assert group._meet([7, 8], 1, meet_s=0.05, free=free[1]) == (9, common)
 

@@ -7,6 +7,7 @@ thread uses the group of the tensors (R1)."""
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import weakref
@@ -119,6 +120,11 @@ def _await_last_errands() -> None:
     """An exception may have ended the script in mid-transfer, and closed nothing. See `end`."""
     for courier in list(_couriers):
         courier.await_idle(LAST_ERRAND_S)
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has no such threads, so nothing would end its wait.
+    os.register_at_fork(after_in_child=_couriers.clear)
 
 
 def _return() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -155,3 +156,31 @@ def test_the_end_of_the_process_waits_for_an_errand_under_way() -> None:
         [sys.executable, "-c", CUT_SHORT], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout) == (3, "done\n"), ended.stderr
+
+
+FORKED = """
+import os, threading
+from mend_optim.ranks import courier
+has_begun = threading.Event()
+last = threading.Event()
+
+def work():
+    has_begun.set()
+    last.wait()
+
+busy = courier.Courier()
+busy.put(work)
+has_begun.wait()
+courier.LAST_ERRAND_S = 3600.0
+if child := os.fork():
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    last.set()
+    raise SystemExit(status)
+raise SystemExit(4)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_a_forked_child_waits_for_no_errand_of_its_parent() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False)
+    assert ended.returncode == 4

@@ -36,7 +36,7 @@ from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.security.probe import accepts
 from mend_optim.transport.seeking import PeerList, Resolve, Seeking
-from mend_optim.transport.stream import RpcFailed
+from mend_optim.transport.stream import RpcFailed, StillError
 
 log = BackgroundLog("mend_optim.transport")
 
@@ -272,6 +272,8 @@ class Dialler:
         """Return why nobody answers at an address. A learner whose certificate is wrong, or that
         finds ours wrong, may look like another program. One that stands still, or whose packets are
         too large for the network, may look like a machine that is off."""
+        if not isinstance(fault, RpcFailed | StillError):
+            return Unreached.PROTOCOL  # there was an answer, and it is no hello
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not name:
             return Unreached.NO_LEARNER

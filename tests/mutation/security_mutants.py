@@ -24,7 +24,7 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = CH
 
 EXPIRY = of("unit/transport/security/test_expiry")
 RENEWAL = of("unit/transport/security/test_renewal")
-DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent")
+DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent or hello")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 SECURITY_MUTANTS = (
@@ -280,6 +280,13 @@ SECURITY_MUTANTS = (
         "dialler",
         "if cause is Unreached.ANSWER and",
         "if False and",
+        DIAGNOSIS,
+    ),
+    mutant(
+        "an-answer-that-cannot-be-read-is-silence",
+        "dialler",
+        "if not isinstance(fault, RpcFailed | StillError):",
+        "if False:",
         DIAGNOSIS,
     ),
     mutant(

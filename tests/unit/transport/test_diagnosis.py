@@ -17,6 +17,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import server as room
+from mend_optim.transport.connection import SERVICE
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security import probe
@@ -93,6 +94,25 @@ async def other_service() -> AsyncIterator[str]:
         await server.stop(0)
 
 
+async def _babble(request: bytes, context: object) -> bytes:
+    return b"\xff"
+
+
+@asynccontextmanager
+async def other_hello() -> AsyncIterator[str]:
+    """A service of our name whose answer cannot be read."""
+    server = grpc.aio.server()
+    hello = {"Hello": grpc.unary_unary_rpc_method_handler(_babble)}
+    handlers = grpc.method_handlers_generic_handler(SERVICE, hello)
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    try:
+        yield f"{HOST}:{port}"
+    finally:
+        await server.stop(0)
+
+
 @asynccontextmanager
 async def full() -> AsyncIterator[str]:
     """A port whose queue of connections is full: what else is sent to it is lost, as behind a
@@ -114,6 +134,7 @@ PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreache
     "ssh": (lambda: tcp(_speak_first), Unreached.PROTOCOL),
     "hangs up": (lambda: tcp(_hang_up), Unreached.PROTOCOL),
     "another gRPC service": (other_service, Unreached.PROTOCOL),
+    "a hello that cannot be read": (other_hello, Unreached.PROTOCOL),
     "silent": (lambda: tcp(_stay_silent), Unreached.MUTE),
     "full": (full, Unreached.ANSWER),
 }

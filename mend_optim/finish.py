@@ -95,7 +95,7 @@ def finished(
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
     return Finish(
         agreed=ended is not None and ended.agreed,
-        digest=ended.digest if ended and not ended.keeps_own else "",
+        digest=ended.digest if ended and ended.agreed and not ended.keeps_own else "",
         tokens=ended.tokens if ended else {},
         unmerged_tokens=status.unmerged_tokens,
         dropped_tokens=status.dropped_tokens,

@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant("the-last-one-waits-for-itself", 11, "engine/ending", "state.fragments) or state.roster.alone:", "state.fragments):", READY),
     Mutant("ending-run-admits-newcomers", 11, "engine/ending",
            "state.roster.closed = bool(state.ready)", "pass", READY),
-    Mutant("digest-of-what-it-does-not-hold", 11, "finish", "if ended and not ended.keeps_own else", "if ended else",
+    Mutant("digest-of-what-it-does-not-hold", 11, "finish", "if ended and ended.agreed and not ended.keeps_own else", "if ended and ended.agreed else",
            of("together/test_finish", "never_met")),
     Mutant("those-that-ended-wait", 7, "status", "return bool(state.ended or (peer.beat and peer.beat.ended))", "return False",
            of("unit/test_status", "neither_suspected")),

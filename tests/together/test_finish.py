@@ -225,6 +225,8 @@ def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
         assert (a.status().ended, b.status().ended) == ("left", "left")
         assert (first.unmerged_tokens, first.reason) == (6, TOO_FEW)
         assert same(before, parameters(a))
+        assert not same(parameters(a), parameters(b))
+        assert (first.digest, second.digest) == ("", "")
         assert a.finish() == first
 
 

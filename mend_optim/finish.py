@@ -15,6 +15,10 @@ TOO_FEW = (
     "those who are left are no quorum, too few of them have an added group, nobody can dial any of "
     "them, or this learner's weights are not finite"
 )
+NO_QUORUM = (
+    "quorum needs {} learners, and {} are left: their last work is not merged; pass a smaller "
+    "quorum to all, or start the others, too"
+)
 UNSHARED = (
     "no other learner has the parameters of fragment {}, which were added here alone: they stay as "
     "this learner has trained them"
@@ -117,6 +121,8 @@ def settled(
 
 
 def _unmerged(ended: Ended) -> str:
+    if ended.here < ended.needed:
+        return NO_QUORUM.format(ended.needed, ended.here)
     if not ended.unshared:
         return TOO_FEW
     return UNSHARED.format(", ".join(map(str, ended.unshared)))

@@ -45,7 +45,8 @@ class Ended(NamedTuple):
     `alone` says whether nobody else is here, and `keeps_own` whether this learner's weights then
     hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
     anchor, because there never was a quorum. `unshared` are the fragments with work, if no other
-    learner has the parameters of any of them."""
+    learner has the parameters of any of them. A quorum needs `needed` learners, and `here` are
+    there."""
 
     tokens: dict[str, int]
     digest: str
@@ -53,6 +54,8 @@ class Ended(NamedTuple):
     keeps_own: bool
     fresh: bool
     unshared: tuple[int, ...] = ()
+    here: int = 0
+    needed: int = 0
 
     @property
     def agreed(self) -> bool:
@@ -198,6 +201,8 @@ class Ending:
             keeps_own=alone and bool(unmerged),
             fresh=fresh,
             unshared=unshared if len(unshared) == len(unmerged) else (),
+            here=1 + len(peers),
+            needed=state.policies.quorum.needed(state.roster.heard),
         )
 
     def fresh_fragments(self) -> set[int]:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import Adoption, ClosedError, Finish, MendError, MendOptimizer, PowerSGD, UsageError
-from mend_optim.finish import NOBODY_YET, TOO_FEW
+from mend_optim.finish import NO_QUORUM, NOBODY_YET
 from mend_optim.handover import REPLACED
 from tests.support.learners import (
     LOOPBACK,
@@ -223,7 +223,7 @@ def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
         assert not first
         assert not second
         assert (a.status().ended, b.status().ended) == ("left", "left")
-        assert (first.unmerged_tokens, first.reason) == (6, TOO_FEW)
+        assert (first.unmerged_tokens, first.reason) == (6, NO_QUORUM.format(3, 2))
         assert same(before, parameters(a))
         assert not same(parameters(a), parameters(b))
         assert (first.digest, second.digest) == ("", "")

@@ -89,13 +89,13 @@ class Handover:
         return self._tensors.layout
 
     @in_plain_mode
-    def begin(self, saved: Checkpoint | None) -> bool:
+    def begin(self, saved: Checkpoint | None, untrained: bool = False) -> bool:
         """Before the first inner step, show the learner's weights, or where its checkpoint stood,
-        and join.
+        and join. `untrained`: the inner optimizer's state tells of no training.
 
         Returns whether the cluster's weights have replaced the learner's."""
         is_known = saved is not None and saved.step > 0
-        was_trained = not is_known and self._tensors.have_stepped()
+        was_trained = not (is_known or untrained) and self._tensors.have_stepped()
         if saved and saved.fragments:
             replaced = self._learner.begin(*self._restore(saved))
         else:

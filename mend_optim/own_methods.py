@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from mend_optim.model.moment_state import has_trained
 from mend_optim.training_run import Begun, TrainingRun
 
 
@@ -33,7 +34,9 @@ def _heeding(function: Callable[..., Any], run: TrainingRun) -> Callable[..., An
         if heed.begun is not None:
             run.end_step(heed.begun)
         else:
-            run.passed(function.__name__, heed.versions)
+            moved = run.versions() != heed.versions
+            run.history.begins_untrained |= heed.was_fresh and moved
+            run.passed(function.__name__, moved)
         return result
 
     return call
@@ -48,6 +51,9 @@ class _Heed:
         self.begun: Begun | None = None
         #: Those of some weights, before the call.
         self.versions = run.versions()
+        has_begun = run.learner is None or run.handover is not None
+        #: Before the learner joins: whether nothing was trained before the call.
+        self.was_fresh = not has_begun and not has_trained(run.inner, run.model.merged)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         inner = self._run.inner

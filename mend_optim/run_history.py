@@ -49,6 +49,9 @@ class RunHistory:
         #: The end of the run, as long as nothing is trained after it. A library may call `finish()`
         #: before the script does.
         self.end: Finish | None = None
+        #: Whether the state that the inner optimizer has before its first step tells of no
+        #: training: SAM's `first_step()` has left it.
+        self.begins_untrained = False
         # Whether `finish()` has ended the run, and nothing was trained since.
         self._is_over = False
         # Whether the weights were compared with those that `saved` was saved with.
@@ -89,6 +92,7 @@ class RunHistory:
 
     def begun(self) -> None:
         """A learner has gone on from the checkpoint, and has copies of its own now."""
+        self.begins_untrained = False
         if self.saved:
             self.saved = replace(self.saved, fragments=())
 

@@ -195,9 +195,10 @@ class TrainingRun:
         """With peers, a value that changes when the weights do."""
         return versions(self.model.merged) if self.learner else ()
 
-    def passed(self, method: str, before: tuple[int, ...]) -> None:
-        """A method that only the inner optimizer has was called, and no step was taken in it."""
-        if self.learner and self.unseen.moved(self.versions() != before):
+    def passed(self, method: str, moved: bool) -> None:
+        """A method that only the inner optimizer has was called, and no step was taken in it.
+        `moved`: whether the weights have changed in it."""
+        if self.learner and self.unseen.moved(moved):
             self.learner.tell(Event("unseen", UNSEEN.format(method=method)))
 
     def _count_step(self) -> tuple[int, float]:
@@ -254,7 +255,7 @@ class TrainingRun:
         self.model.check()
         self.handover = self._make_handover(self.learner)
         self._is_checked = False
-        replaced = self.handover.begin(self.history.saved)
+        replaced = self.handover.begin(self.history.saved, self.history.begins_untrained)
         self.history.begun()
         return self.learner, self.handover, replaced
 

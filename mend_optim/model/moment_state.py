@@ -52,8 +52,12 @@ class FragmentState:
     def has_stepped(self) -> bool:
         """Whether the inner optimizer has trained any of the fragment's parameters, as far as its
         state tells: some have state before the first step."""
-        states = [self.inner.state.get(self.parameters[i]) or {} for i in self.fragment.tensors]
-        return any(map(_tells_of_steps, states))
+        return has_trained(self.inner, [self.parameters[i] for i in self.fragment.tensors])
+
+
+def has_trained(inner: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Whether the optimizer has trained any of these parameters, as far as its state tells."""
+    return any(_tells_of_steps(inner.state.get(parameter) or {}) for parameter in parameters)
 
 
 def _tells_of_steps(state: Mapping[str, Any]) -> bool:

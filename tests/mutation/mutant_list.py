@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant("trained-first-weights-are-as-others", 4, "protocol/lineage", "return bytes([head]) + digest[1:]", "return digest", JOINING),
     Mutant("no-first-weights-pass-for-trained", 4, "handover", "anchors.were_trained = was_trained", "anchors.were_trained = False",
            of("together/test_first_weights")),
-    Mutant("a-checkpoint-of-one-alone-passes-for-trained-first-weights", 4, "handover", "was_trained = not is_known and ", "was_trained = ",
+    Mutant("a-checkpoint-of-one-alone-passes-for-trained-first-weights", 4, "handover", "was_trained = not (is_known or untrained) and ", "was_trained = not untrained and ",
            of("together/test_first_weights")),
     Mutant("a-peer-that-has-joined-is-a-newcomer", 4, "protocol/messages", "return begun(self.training, self.step)",
            "return begun(False, self.step)", NEWCOMERS),

@@ -10,6 +10,12 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 
+def gradient(optimizer: Optimizer, target: float) -> None:
+    """Give the optimizer's parameter the gradient of the way from `target`."""
+    (parameter,) = optimizer.param_groups[0]["params"]
+    parameter.grad = parameter.detach() - target
+
+
 class SAM(Optimizer):
     """Sharpness-aware minimization (arXiv 2010.01412) in two calls, as scripts use it: to the worst
     weights near by, and back, where the base optimizer steps on the gradient of there."""

@@ -12,7 +12,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from mend_optim import MendOptimizer
 from tests.support.addresses import free_addresses
 from tests.support.checkpoints import newcomer
-from tests.support.learners import Watch, cluster, drive, read, step, weights
+from tests.support.learners import Watch, cluster, drive, read, step, together, weights
+from tests.support.two_steps import SAM, gradient
 
 TRAINED = 3.0
 
@@ -45,6 +46,20 @@ def test_all_take_those_that_were_trained(place: int, first: float) -> None:
     watch = Watch()
     with cluster(*inners, each=each_names_the_others(3, watch)) as optimizers:
         assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 3
+    assert not watch.of("replaced")
+
+
+def test_those_that_sam_has_only_perturbed_were_not_trained() -> None:
+    watch = Watch()
+    pair = [SAM(weights(first), lr=1.0) for first in (1.0, 50.0)]
+    options = each_names_the_others(2, watch)
+    with cluster(*pair, each=options, started=False) as optimizers:
+        for optimizer in optimizers:
+            gradient(optimizer, 0.0)
+            optimizer.first_step()
+        together(*(optimizer.second_step for optimizer in optimizers))
+        taken = [optimizer for optimizer in optimizers if not optimizer.status().step]
+        assert len(taken) == 1
     assert not watch.of("replaced")
 
 

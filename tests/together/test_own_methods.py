@@ -27,15 +27,10 @@ from tests.support.learners import (
     together,
     weights,
 )
-from tests.support.two_steps import SAM, Mover
+from tests.support.two_steps import SAM, Mover, gradient
 
 STEPS = 4
 RATE = 0.125
-
-
-def gradient(optimizer: Optimizer, target: float) -> None:
-    (parameter,) = optimizer.param_groups[0]["params"]
-    parameter.grad = parameter.detach() - target
 
 
 def sharp_step(optimizer: Any, target: float) -> None:

@@ -23,8 +23,9 @@ from mend_optim.protocol.messages import Level
 COMPUTE, LINK = "compute", "link"
 # Step time is the median of the last 9 steps, so one pause does not count.
 STEPS = 9
-# A link on which an offer takes less than this part of a period delays no round.
-SHARE = 0.1
+# A link on which an offer takes less than this part of a period, or so many seconds, delays no
+# round. The time of a shorter one tells more of the machine's load.
+SHARE, SHORT_S = 0.1, 0.05
 
 
 class Stragglers:
@@ -57,7 +58,7 @@ class Stragglers:
         if self._compute.level:
             found.append((COMPUTE, self._compute.level))
         period_s = self.state.schedule.sync_every * self.state.step_s
-        if self._link.level and self._sent_s >= SHARE * period_s:
+        if self._link.level and self._sent_s >= max(SHARE * period_s, SHORT_S):
             found.append((LINK, self._link.level))
         return tuple(found)
 

@@ -787,6 +787,8 @@ MUTANTS = (
     Mutant("gossip-of-a-goodbye-is-silent", 7, "engine/engine", "            self.presence.left(gone.peer)", "            pass", PRESENCE),
     Mutant("a-learner-that-has-finished-trains-on", 7, "engine/presence", "(alone and not self.state.finishes)", "alone", PRESENCE),
     Mutant("company-before-there-is-one-model", 7, "engine/presence", "and not state.alone and here", "and here", PRESENCE),
+    Mutant("a-machine-under-load-has-a-slow-link", 7, "engine/stragglers", "max(SHARE * period_s, SHORT_S)", "SHARE * period_s",
+           of("unit/engine/test_stragglers", "tenth_of_a_period")),
     Mutant("the-lonely-hear-that-they-are-slow", 7, "engine/stragglers", "        if not self.state.alone:\n            levels", "        if True:\n            levels",
            of("unit/engine/test_stragglers")),
     Mutant("all-clear-is-quiet", 7, "runtime/event_log", "kind = event.lifts or event.kind", "kind = event.kind", of("unit/runtime/test_event_log")),

@@ -76,11 +76,17 @@ def test_our_own_level_is_in_seconds_per_token() -> None:
     assert level.now == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(("seconds", "matters"), [(0.4, False), (0.6, True)])
-def test_a_link_matters_from_a_tenth_of_a_period_on(seconds: float, matters: bool) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "seconds", "matters"),
+    [(0.5, 0.4, False), (0.5, 0.6, True), (0.005, 0.04, False), (0.005, 0.06, True)],
+)
+def test_a_link_matters_from_a_tenth_of_a_period_on(
+    step_s: float, seconds: float, matters: bool
+) -> None:
+    """And from 50 ms on: less says more of the machine's load than of the link."""
     watch = watching(sync_every=10)
     for _ in range(9):
-        watch.stepped(0.5, 10)
+        watch.stepped(step_s, 10)
     for _ in range(5):
         watch.delivered(seconds, 1000)
     links = [level for cause, level in watch.levels() if cause == "link"]

@@ -18,7 +18,8 @@ class Timing:
         beat_s: Between two beats; > 0. After three missed beats, a peer is suspected to be gone.
         join_timeout_s: To find peers before the learner starts alone; >= 0.
         round_timeout_s: The longest that `step()` waits for a round under `adopt_after`, and that a
-            transfer may stand still; > 0.
+            transfer may stand still; > 0. A learner with a shorter one than its peers' gives up
+            before they can say that they have no anchor for it.
         evict_after_s: Of silence until the roster forgets a peer; more than three beats.
 
     Raises:

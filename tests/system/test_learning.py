@@ -87,23 +87,26 @@ def test_every_arm_runs_and_all_are_reported(
 ) -> None:
     """In one process, as processes of their own would each import torch."""
     out = tmp_path / "runs.jsonl"
-    for run in [
+    for short in [
         baseline(ALONE, 1),
         replace(baseline(PARALLEL, 2), small=2),
         replace(baseline(APART, 2), skew=50),
-        # Four fragments take a period of four steps, and weights differ where batches do.
-        *(replace(TINY, arm=a, period=4, small=2) for a in MERGING),
+        # Four fragments take a period of four steps, weights differ where batches do, and no arm
+        # but the rules has the gain of anchors that are four steps late.
+        *(replace(TINY, arm=a, period=5, late=4, small=2) for a in MERGING),
     ]:
+        run = replace(short, steps=12)
         found = measure(run)
         assert all(map(math.isfinite, [*found.held_out, *found.own, *found.training]))
-        assert (len(found.held_out), len(found.own), len(found.training)) == (4, 4, 8)
+        assert (len(found.held_out), len(found.own)) == (4, 4)
+        assert len(found.training) == run.steps
         append(out, Record(run=run, outcome=found))
     digests = [record.outcome.digest for record in read(out)]
     assert len(set(digests)) == len(digests) == len(ARMS)
     assert main(["--report", str(out)]) == 0
     printed = capsys.readouterr().out
     assert f"|  | {' | '.join(MERGING)} |" in printed
-    assert "| H 4, τ 2, the others' batches 2 times smaller |" in printed
+    assert "| H 5, τ 4, the others' batches 2 times smaller |" in printed
 
 
 def test_every_recipe_differs_from_the_rules_and_leaves_nothing_behind() -> None:

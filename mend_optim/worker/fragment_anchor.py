@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import MOST, raw
+from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Codec, check_packet, decode_packet
 from mend_optim.engine.effects import Advance, Done, Install, Join, Merge, Prepare, Reoffer
 from mend_optim.engine.moment_schedule import Moment
@@ -43,11 +43,11 @@ from mend_optim.worker.outer import (
 )
 from mend_optim.worker.scale import (
     PLAIN,
-    Scale,
     Scaled,
     bound,
     kept_scale,
     read_scale,
+    scale_in,
     scale_packet,
     scale_tensors,
     unscaled,
@@ -98,6 +98,8 @@ class FragmentAnchor:
         self.progress: Tensor | None = None
         #: The share of Δ that this is. The rest is in the weights, and becomes a disagreement.
         self.share = 1.0
+        #: The residual in Δ, all of which is in this part.
+        self.residual_in_offer: Tensor | None = None
         #: The disagreement R with former means, in the weights and in no offer; None is 0.
         self.disagreement: Tensor | None = None
         #: By what the mean of the last round was multiplied, as far as is known.
@@ -117,13 +119,13 @@ class FragmentAnchor:
         held, residual = self.disagreement, self.feedback.weights_residual
         progress = offered(delta(self.theta, job.tensor), held, residual, job.share)
         packet = self.feedback.encode(progress, job.flush)
-        self.progress, self.share = progress, job.share
+        self.progress, self.share, self.residual_in_offer = progress, job.share, residual
         moments, wrong = self.means.offer(job.moments)
         return Done(sections={"delta": packet, **moments}, warning=wrong)
 
     def reoffer(self, job: Reoffer) -> Done:
         assert self.progress is not None
-        self.share = job.share
+        self.share, self.residual_in_offer = job.share, self.feedback.weights_residual
         packet = self.feedback.encode_again(self.progress, job.flush)
         return Done(sections={"delta": packet, **self.means.again()})
 
@@ -216,7 +218,7 @@ class FragmentAnchor:
                 raise PeerError("Anchor's bytes do not match the digest that came with them")
             check_packet(section(state.sections, "anchor"), self.fragment.shapes)
             self.velocity.check(state.sections, self.fragment.shapes)
-            self._scale_of(state)
+            scale_in(state.sections, len(self.fragment.shapes))
             check_history(state.sections)
             self.means.check(state.sections)
 
@@ -228,7 +230,7 @@ class FragmentAnchor:
         """Take a verified anchor as a whole."""
         # This learner was not there for whatever was sealed meanwhile.
         self.payload.drop()
-        self.scale = self._scale_of(state)
+        self.scale = scale_in(state.sections, len(self.fragment.shapes))
         anchor = decode_packet(state.sections["anchor"], self.fragment.shapes)
         values = self.buffers.take(anchor.numel())
         if job.replace:
@@ -282,8 +284,8 @@ class FragmentAnchor:
             forgotten = self.feedback.forget()
             self.payload.drop()
         if merged_own_offer:
-            progress, residual = self.progress, self.feedback.weights_residual
-            self.progress = None
+            progress, residual = self.progress, self.residual_in_offer
+            self.progress = self.residual_in_offer = None
             self.disagreement = with_rest(self.disagreement, progress, residual, self.share)
             self.feedback.commit()
             return forgotten if progress is None else self.feedback.merged_part(progress)
@@ -309,12 +311,6 @@ class FragmentAnchor:
             self.disagreement = disagreement(total, mean_step, gain)
             total.sub_(self.disagreement)
         values.add_(total)
-
-    def _scale_of(self, state: State) -> Scale:
-        """The scale of the round that made a whole anchor. Raises `PeerError`."""
-        if SCALE not in state.sections:
-            return PLAIN
-        return read_scale(state.sections[SCALE], len(self.fragment.shapes), MOST)
 
     def begin_anew(self, weights: Tensor, keeps_offer: bool) -> None:
         """The user has put these weights in the place of this learner's, which owns the copy no
@@ -350,7 +346,7 @@ class FragmentAnchor:
         self._drop_offer()
 
     def _drop_offer(self) -> None:
-        self.progress = None
+        self.progress = self.residual_in_offer = None
         self.feedback.drop()
         self.means.drop()
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import RAW, raw, view
+from mend_optim.codecs.packing import MOST, RAW, raw, view
 from mend_optim.errors import PeerError
-from mend_optim.protocol.messages import Packet
+from mend_optim.protocol.messages import SCALE, Packet, Sections
 from mend_optim.worker.merge import FINE, blocks
 
 #: Relative slack of the upper bound, because f travels as float32.
@@ -172,6 +172,11 @@ def read_scale(packet: Packet, tensors: int, most: float) -> Scale:
             f"must be in [1, {most:.6g}]"
         )
     return scale
+
+
+def scale_in(sections: Sections, tensors: int) -> Scale:
+    """The scale of the round that made a whole anchor. Raises `PeerError`."""
+    return read_scale(sections[SCALE], tensors, MOST) if SCALE in sections else PLAIN
 
 
 class Scaled:

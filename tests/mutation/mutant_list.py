@@ -942,7 +942,7 @@ MUTANTS = (
            of("unit/worker/test_anchors", "outlived")),
     Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/fragment_anchor",
            ("        self.payload.drop()\n"
-"        self.scale = self"), "        self.scale = self", of("unit/worker/test_anchors", "went_on")),
+"        self.scale = scale_in"), "        self.scale = scale_in", of("unit/worker/test_anchors", "went_on")),
     Mutant("heir-for-ever", 9, "engine/accounts", ("        if self.source_moved_on(lineage):\n"
 "            self.restored_from = None"), ("        if self.source_moved_on(lineage):\n"
 "            pass"), PROGRESS),
@@ -1263,7 +1263,7 @@ MUTANTS = (
            "self._gain(fragment) if merged and not replace else 1.0", "self._gain(fragment)", ADOPTING),
     Mutant("gain-at-rest", 10, "engine/adoption", "if state.resting or pending is None:", "if pending is None:", ADOPTING),
     Mutant("whole-anchor-without-its-scale", 10, "worker/fragment_anchor",
-           "self.scale = self._scale_of(state)", "self.scale = PLAIN", of("together/test_moments", "only_one_learner_got")),
+           "self.scale = scale_in(state.sections, len(self.fragment.shapes))", "self.scale = PLAIN", of("together/test_moments", "only_one_learner_got")),
     Mutant("period-of-any-size", 10, "engine/state", "period = min(max(period, limits.least), limits.most)",
            "pass", of("unit/engine/test_period")),
     Mutant("fixed-period-changes", 10, "engine/state", "if self.policies.auto and period:", "if period:", of("unit/engine/test_period")),
@@ -1332,6 +1332,8 @@ MUTANTS = (
            of("unit/worker/test_checkpoint")),
     Mutant("what-was-loaded-outlives-other-weights", 5, "worker/checkpoint",
            'names = ("anchor", VELOCITY, VELOCITY_RATE)\n', 'names = ("anchor", VELOCITY, VELOCITY_RATE, "disagreement")\n', RESET),
+    Mutant("a-residual-that-was-given-up-was-in-no-offer", 10, "worker/fragment_anchor",
+           "progress, residual = self.progress, self.residual_in_offer", "progress, residual = self.progress, self.feedback.weights_residual", DISAGREEMENT),
     Mutant("a-jump-is-offered", 10, "worker/fragment_anchor", "        self.disagreement, self.share = rest, 1.0\n", "        self.share = 1.0\n", DISAGREEMENT),
     Mutant("a-jump-takes-the-pending-offer-up", 10, "worker/fragment_anchor",
            "        elif self.progress is not None:\n            rest.sub_(self.progress)", "        elif False:\n            pass", DISAGREEMENT),

@@ -106,8 +106,12 @@ class Learner(LoneFragment):
     def merged(self) -> None:
         self.pending, self.offered = None, torch.zeros(NUMEL)
 
-    def adopt(self, seal: Seal, *, merged: bool, gain: float = 1.0) -> None:
-        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain))
+    def adopt(self, seal: Seal, *, merged: bool, gain: float = 1.0, forget: bool = False) -> None:
+        if forget and self.pending:
+            # It came with a checkpoint, and others have merged it. The offer takes it out.
+            self.offered = self.offered + self.stays
+        job = Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain, forget=forget)
+        self.take(job)
         if merged:
             self.merged()
 
@@ -134,6 +138,8 @@ class Turn(NamedTuple):
     pulls: bool
     #: The share of a new offer.
     share: float = 1.0
+    #: Whether a learner that is not a member gives up the codec's residual.
+    forgets: bool = False
 
 
 turns = st.builds(
@@ -142,6 +148,7 @@ turns = st.builds(
     gain=st.sampled_from([1.0, 0.5, 0.25]),
     pulls=st.booleans(),
     share=st.sampled_from([1.0, 0.5, 0.25]),
+    forgets=st.booleans(),
 )
 # The first learner always is a member that takes the seal.
 firsts = turns.map(lambda turn: turn._replace(part="seal"))
@@ -176,7 +183,8 @@ class Play:
             if turn.part == "whole anchor" or (turn.pulls and not merged):
                 learner.pull(self.learners[0], merged=merged)
             else:
-                learner.adopt(seal, merged=merged, gain=gain if merged else 1.0)
+                forgets = turn.forgets and not merged
+                learner.adopt(seal, merged=merged, gain=gain if merged else 1.0, forget=forgets)
             learner.check()
         assert [bytes(offer.sections["delta"].data) for offer in offers] == copies
         self.seen += [*copies, *(theta.numpy().tobytes() for theta in self.anchors)]
@@ -266,6 +274,20 @@ def test_other_weights_are_a_disagreement_whatever_is_on_its_way(
             torch.testing.assert_close(learner.weights, play.anchors[0], rtol=0, atol=4e-3)
     assert codec != "none" or torch.equal(*found)
     assert all(anchor.abs().max() < 200 for anchor in found)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("gain", [1.0, 0.25])
+def test_a_residual_that_is_given_up_was_in_the_offer_on_its_way(codec: str, gain: float) -> None:
+    """What was not offered is a disagreement once the offer is merged, and the residual no part of
+    it."""
+    member = Turn("seal", gain=gain, pulls=False)
+    forgetful = Turn("missed", gain=gain, pulls=False, share=0.25, forgets=True)
+    script = [(member, turn, member, False) for turn in (member, forgetful, member)]
+    play = played(codec, script, seed=1, gains=True)
+    play.rest()
+    for learner in play.learners:
+        torch.testing.assert_close(learner.weights, play.anchors[0], rtol=0, atol=2e-3)
 
 
 # One step at a time

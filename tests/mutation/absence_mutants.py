@@ -260,8 +260,8 @@ ABSENCE_MUTANTS = (
     ),
     mutant(
         "a-restored-offer-has-all-of-its-delta",
-        "        self.share = job.share\n",
-        "",
+        "self.share, self.residual_in_offer = job.share, ",
+        "self.residual_in_offer = ",
         "worker/fragment_anchor",
         WORKER,
     ),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mend_optim.cli.ledger.page import page_of
+from mend_optim.cli.ledger.page import PAGE_BEGIN, page_of
 from mend_optim.cli.ledger.proofs import check_proofs, unchecked_proofs
 from mend_optim.cli.ledger.story import Story, story_of
 from mend_optim.cli.ledger.text import text_of
@@ -44,6 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Tell the story. Returns the exit status."""
     require(given.last >= 0, "--last", given.last, "an int >= 0")
+    if given.html:
+        _check_page(given.html)
     story = story_of([(str(path), _read(path)) for path in given.files])
     verdict = verdict_of(story, _proofs(story, given.ca))
     if given.html:
@@ -60,6 +62,23 @@ def _read(path: Path) -> list[str]:
             f"FILE must be a ledger that you may read, got {str(path)!r}: {error.strerror}; give"
             " the path that the learner got as ledger="
         ) from None
+
+
+def _check_page(path: Path) -> None:
+    """Raise `UsageError` if the page would take the place of another file. `--html *.jsonl` names
+    a ledger."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            begin = file.read(len(PAGE_BEGIN))
+    except OSError:
+        return  # there is none, or `_write` tells
+    require(
+        begin in ("", PAGE_BEGIN),
+        "--html",
+        str(path),
+        "a new file, or a page that this command wrote",
+        "ledgers come before --html",
+    )
 
 
 def _write(path: Path, page: str) -> None:

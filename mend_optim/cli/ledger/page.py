@@ -19,6 +19,8 @@ from mend_optim.cli.ledger.text import HEAD, cells_of, headline, reasons_of, rou
 from mend_optim.cli.ledger.verdict import Finding, Verdict
 from mend_optim.cli.wording import count_of, seconds_of, shown, some_of
 
+#: How each page begins.
+PAGE_BEGIN = "<!doctype html>"
 #: The page has the last rounds in a table, at most so many.
 MOST_ROUNDS = 500
 _HUES = ("#2a78d6", "#1baf7a", "#eda100", "#008300", "#4a3aa7", "#e34948", "#e87ba4", "#eb6834")
@@ -65,7 +67,7 @@ def page_of(story: Story, verdict: Verdict) -> str:
         body += [_tiles(story), *_charts(story), *_tables(story)]
     inner = "\n".join(body)
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'{PAGE_BEGIN}\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>mend ledger: {escape(verdict.word)}</title>\n"
         f"<style>{_STYLE}{_colours()}</style>\n</head>\n<body>\n{inner}\n</body>\n</html>\n"
@@ -94,8 +96,8 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _item(finding: Finding) -> str:
-    remedy = f"<br><small>{escape(finding.remedy)}</small>" if finding.remedy else ""
-    return f"<li>{escape(finding.severity.value)}: {escape(finding.text)}{remedy}</li>"
+    remedy = f"<br><small>{escape(shown(finding.remedy))}</small>" if finding.remedy else ""
+    return f"<li>{escape(finding.severity.value)}: {escape(shown(finding.text))}{remedy}</li>"
 
 
 def _tiles(story: Story) -> str:

@@ -82,7 +82,7 @@ def _pace(pace: Pace) -> str:
 def reasons_of(story: Story) -> str:
     """How many rounds were sealed, and why."""
     reasons = Counter(each.reason for each in story.rounds)
-    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    told = ", ".join(f"{count} {shown(reason)}" for reason, count in reasons.most_common())
     return f"{_many(len(story.rounds), 'anchor')}: {told}" if told else ""
 
 
@@ -120,7 +120,7 @@ def round_cells(each: Round, began: float) -> tuple[str, ...]:
     return (
         clock_of(each.time, began),
         f"{each.version}",
-        each.reason,
+        shown(each.reason),
         shown(each.sealer),
         some_of(members),
         some_of([*map(shown, each.absent)]),
@@ -141,8 +141,9 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
     for severity in Severity:
         found = [finding for finding in verdict.findings if finding.severity is severity]
         for finding in found[:MOST_FINDINGS]:
-            yield f"  {severity.value}: {finding.text}"
+            # names in it may come from a file
+            yield f"  {severity.value}: {shown(finding.text)}"
             if finding.remedy:
-                yield f"    {finding.remedy}"
+                yield f"    {shown(finding.remedy)}"
         if len(found) > MOST_FINDINGS:
             yield f"  {severity.value}: and {len(found) - MOST_FINDINGS} more"

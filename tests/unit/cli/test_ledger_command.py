@@ -80,6 +80,7 @@ def test_arguments_that_are_wrong_are_named(
         ([f"{tmp_path}/none"], "FILE must be a ledger that you may read, got"),
         ([path, "--last", "-1"], "--last must be an int >= 0, got -1"),
         ([path, "--html", f"{tmp_path}/no/page.html"], "--html must be a file that you may write"),
+        ([path, "--html", path], "--html must be a new file, or a page that this command wrote"),
         ([path, "--ca", f"{tmp_path}/none"], "--ca must be the ca.pem of the run, got"),
         ([path, "--ca", path], "--ca must be the ca.pem of the run"),
     ]:
@@ -89,6 +90,20 @@ def test_arguments_that_are_wrong_are_named(
         with pytest.raises(SystemExit) as ended:
             main(["ledger", *arguments])
         assert ended.value.code == 2
+
+
+def test_a_ledger_is_not_overwritten_by_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the shell makes it of --html *.jsonl."""
+    first, *others = written(example(), tmp_path)
+    lines = Path(first).read_text()
+    assert main(["ledger", "--html", first, *others]) == 2
+    assert Path(first).read_text() == lines
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        assert main(["ledger", first, *others, "--html", str(page)]) == 0
+    capsys.readouterr()
 
 
 def test_a_file_without_lines_has_a_story(
@@ -113,6 +128,14 @@ def test_names_that_would_draw_on_the_terminal_or_the_page_are_escaped(
     path.write_text("".join(f"{line}\n" for _, lines in ledgers.text for line in lines))
     assert main(["ledger", str(path), "--html", str(page)]) == 0
     assert "\x1b" not in capsys.readouterr().out
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["members"] = lines[0]["members"]
+    lines[1]["reason"] = "\x1b[2J"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main(["ledger", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "has offer 1 of \\x1b[31mred, which was merged before" in told
     assert "\x1b" not in page.read_text()
     assert "<script" not in page.read_text()
     assert "&lt;script" in page.read_text()

@@ -3,17 +3,19 @@ DTensor, or from what the user says of a plain tensor. Nothing here communicates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from mend_optim.errors import UsageError, require, take_plain_numbers
+from mend_optim.model.copies import own_part
 from mend_optim.model.layout import is_distributed
-from mend_optim.ranks.pieces import Indices, Piece, Runs, dealt, runs_of
+from mend_optim.ranks.pieces import Indices, Piece, Runs, count, dealt, runs_of
 
 FLAT = (
     "parameter {name} must keep its shape on every rank, got one that FullyShardedDataParallel has "
@@ -22,6 +24,10 @@ FLAT = (
 PARTIAL = (
     "parameter {name} must be sharded or replicated, got {placement}: no rank has its values; "
     "redistribute() it before you give it to the optimizer"
+)
+MISPLACED = (
+    "parameter {name} must have on this rank what its placements tell, of shape {told}, got {own}; "
+    "split it by fully_shard, parallelize_module or distribute_tensor"
 )
 
 
@@ -121,6 +127,9 @@ def piece_of(name: str, tensor: Tensor, split: Split | None = None) -> Piece:
     if is_distributed(tensor):
         require(split is None, f"shards: {name}", split, "None for a DTensor", "it says so itself")
         where = [_placed_indices(name, tensor, d) for d in range(tensor.ndim)]
+        told, own = tuple(map(count, where)), tuple(own_part(tensor).shape)
+        if own != told:
+            raise UsageError(MISPLACED.format(name=name, told=told, own=own))
         return _piece(name, tensor, tuple(tensor.shape), where)
     shape = list(tensor.shape)
     where = [((0, size),) if size else () for size in shape]
@@ -137,20 +146,45 @@ def _piece(name: str, tensor: Tensor, shape: tuple[int, ...], where: list[Runs])
 
 
 def _placed_indices(name: str, tensor: Any, d: int) -> Runs:
-    """The indices of dimension `d` that this rank has of a DTensor. Each dimension of the mesh
-    deals out what those before it have left."""
+    """The indices of dimension `d` that this rank has of a DTensor. Dimensions of the mesh deal out
+    what others have left."""
     mesh = tensor.device_mesh
-    indices: Indices = np.arange(tensor.shape[d])
+    dealing: list[_Dealing] = []
     for mesh_dim, placement in enumerate(tensor.placements):
         if not (placement.is_replicate() or hasattr(placement, "dim")):
             raise UsageError(PARTIAL.format(name=name, placement=placement))
         if placement.is_replicate() or placement.dim % max(1, tensor.ndim) != d:
             continue
-        # FSDP over tensor parallelism shards from right to left: its placement says how often.
         blocks = int(getattr(placement, "split_factor", 1))
-        rank = mesh.get_local_rank(mesh_dim)
-        indices = dealt(indices, mesh.size(mesh_dim), rank, blocks)
+        dealing.append(_Dealing(mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim), blocks))
+    indices: Indices = np.arange(tensor.shape[d])
+    for turn in _in_turns(dealing):
+        indices = dealt(indices, *turn)
     return runs_of(indices)
+
+
+class _Dealing(NamedTuple):
+    """How one dimension of a mesh deals out a dimension of a tensor: see `dealt`."""
+
+    ways: int
+    rank: int
+    blocks: int
+
+
+def _in_turns(dealing: Sequence[_Dealing]) -> list[_Dealing]:
+    """The dimensions of a mesh in the order in which they have dealt.
+
+    `fully_shard` of a tensor that others have split deals out what each rank has by then, although
+    its own dimension comes first in the mesh. Its placement says into how many parts they had split
+    it. By blocks it would deal the same only where all parts are equally long. A placement that
+    says something else deals blocks, as a fused q, k, v."""
+    if not dealing:
+        return []
+    first, *others = dealing
+    later = _in_turns(others)
+    if others and first.blocks == prod(each.ways for each in others):
+        return [*later, first._replace(blocks=1)]
+    return [first, *later]
 
 
 def _split_dimension(name: str, tensor: Tensor, split: Split) -> tuple[int, int, Runs]:

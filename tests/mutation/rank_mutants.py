@@ -137,6 +137,14 @@ RANK_MUTANTS = (
         "if False:",
         SHARDS,
     ),
+    mutant(
+        "fully-shard-deals-blocks-of-what-is-split",
+        "shards",
+        "if others and first.blocks ==",
+        "if False and first.blocks ==",
+        SHARDS,
+    ),
+    mutant("a-misplaced-part-is-taken", "shards", "if own != told:", "if False:", SHARDS),
     mutant("a-split-of-a-part", "shards", "size % blocks == 0", "True", SHARDS),
     mutant(
         "steps-may-differ", "words", "ranks[word.call, word.step]", "ranks[word.call, 0]", WORDS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import assume, given
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -31,10 +31,6 @@ Partial, Replicate, Shard, Strided = (
     kinds.Shard,
     kinds._StridedShard,
 )
-_halves, _ = Strided(0, split_factor=2)._split_tensor(torch.ones(2), 2, with_padding=False)
-#: Whether this torch splits a tensor by `_StridedShard` in one go. Only where all parts are equally
-#: long are they those that its own `fully_shard` makes of a tensor that is already split.
-STRIDES_IN_ONE = len(_halves[0]) == 1
 
 
 @dataclass
@@ -67,14 +63,22 @@ class Distributed:
     def is_complex(self) -> bool:
         return self.dtype.is_complex
 
+    def to_local(self) -> Tensor:
+        return placed(torch.empty(self.shape), self.placements, self.device_mesh)
+
+
+class UnevenError(Exception):
+    """Versions of torch differ in how they stride over parts of unequal length."""
+
 
 def placed(whole: Tensor, placements: list[Any], mesh: Mesh) -> Tensor:
     """The part that torch puts at one place of a mesh. It splits by one dimension at a time."""
     for dim, placement in enumerate(placements):
         if not placement.is_replicate():
-            if STRIDES_IN_ONE and isinstance(placement, Strided):
+            if isinstance(placement, Strided):
                 parts = mesh.sizes[dim] * placement.split_factor
-                assume(whole.shape[placement.dim] % parts == 0)
+                if whole.shape[placement.dim] % parts:
+                    raise UnevenError
             split = placement._split_tensor(whole, mesh.sizes[dim], with_padding=False)[0]
             whole = split[mesh.at[dim]]
     return whole
@@ -104,13 +108,63 @@ def test_the_piece_is_what_torch_puts_there(
     for at in np.ndindex(*sizes):
         mesh = Mesh(sizes, at)
         tensor: Any = Distributed(shape, placements, mesh)
+        try:
+            expected = placed(whole, placements, mesh)
+        except UnevenError:
+            reject()
         piece = piece_of("w", tensor)
         own = torch.full(piece.local_shape, -1)
         for there, here in piece.blocks():
             own[here] = whole[there]
-        assert torch.equal(own, placed(whole, placements, mesh))
+        assert torch.equal(own, expected)
         pieces.append(piece)
     Division([[piece] for piece in pieces])
+
+
+@dataclass
+class Stacked(Distributed):
+    """One that was split over the last dimension of the mesh, then by `fully_shard` over the one
+    before, and so on."""
+
+    def to_local(self) -> Tensor:
+        return self.part_of(torch.empty(self.shape))
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        for size, at in reversed(
+            list(zip(self.device_mesh.sizes, self.device_mesh.at, strict=True))
+        ):
+            parts = torch.chunk(whole, size)
+            whole = parts[at] if at < len(parts) else whole[:0]
+        return whole
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=2, max_size=3))
+@example(9, [4, 2])
+def test_fully_shard_deals_what_others_have_left_although_its_dimension_comes_first(
+    size: int, sizes: list[int]
+) -> None:
+    """By blocks, parts would be as long only where all are."""
+    factors = [int(np.prod(sizes[at + 1 :])) for at in range(len(sizes))]
+    placements = [*(Strided(0, split_factor=f) for f in factors[:-1]), Shard(0)]
+    whole = torch.arange(size)
+    pieces: list[Piece] = []
+    for at in np.ndindex(*sizes):
+        tensor: Any = Stacked((size,), placements, Mesh(sizes, at))
+        piece = piece_of("w", tensor)
+        own = torch.cat([whole[there] for there, _ in piece.blocks()] or [whole[:0]])
+        assert torch.equal(own, tensor.part_of(whole))
+        pieces.append(piece)
+    Division([[piece] for piece in pieces])
+
+
+def test_a_part_that_is_not_where_its_placements_tell_is_refused() -> None:
+    class Longer(Distributed):
+        def to_local(self) -> Tensor:
+            return torch.empty(3, 2)
+
+    tensor: Any = Longer((4, 2), [Shard(0)], Mesh([2], (0,)))
+    with pytest.raises(UsageError, match=r"of shape \(2, 2\), got \(3, 2\); split it by fully"):
+        piece_of("w", tensor)
 
 
 def test_a_fused_query_key_and_value_is_three_blocks() -> None:

@@ -73,7 +73,7 @@ class Meetings:
     @property
     def closed(self) -> bool:
         """Whether the learner takes part in rounds no more."""
-        return self._outlook.closed
+        return self._outlook.closed or self._crew.is_inherited
 
     @property
     def head_start(self) -> int:

@@ -328,7 +328,7 @@ class RankRun(TrainingRun):
         self.refuse_misplaced("global_weights")
         self._is_swapped = True
         try:
-            if not self._has_begun:
+            if not self._has_begun or self._crew.is_inherited:
                 yield
                 return
             own = _copies_of(self.model.merged)
@@ -403,7 +403,7 @@ class RankRun(TrainingRun):
             self._crew.fail(Call.CLOSE, self.history.step)
         self._crew.leave(self.history.step)
         # If the ranks have parted, a transfer of this one's may wait for others for long.
-        self._courier.end(0.0 if self.is_broken_off else CLOSE_S)
+        self._courier.end(0.0 if self.is_broken_off or self._crew.is_inherited else CLOSE_S)
 
 
 def _only_makes_state(run: RankRun, seems_so: bool) -> bool:

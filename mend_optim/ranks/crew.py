@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -25,6 +27,10 @@ FAILED = "rank {ranks} of this learner failed, and its own error tells why: star
 LEFT = (
     "the ranks of a learner go separate ways at close() unless they have called finish(): call "
     "state_dict(), load_state_dict() and global_weights() before close()"
+)
+FORKED = (
+    "a forked process is no rank of the learner that it has inherited: make this call in the "
+    "process that trains"
 )
 OVER = (
     "this learner's ranks no longer agree, as an earlier error of this process tells: start them "
@@ -51,6 +57,9 @@ class Talk(Protocol):
         ...
 
 
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
 class Crew:
     """This rank among the ranks of its learner.
 
@@ -74,6 +83,9 @@ class Crew:
         self.is_over = False
         # Whether this rank has left the others, and nothing was wrong.
         self._has_left = False
+        #: Whether this process has only inherited the rank, by a fork. Its parent is the rank.
+        self.is_inherited = False
+        _crews.add(self)
 
     @property
     def is_lead(self) -> bool:
@@ -151,6 +163,10 @@ class Crew:
         self._has_left = self._has_left or not self.is_over
         self._say_last(Word(call=Call.CLOSE, step=step))
 
+    def abandon(self) -> None:
+        """In a forked child: say nothing. The board is the parent's, and so are the connections."""
+        self.is_inherited = self.is_over = True
+
     def _say_last(self, word: Word) -> None:
         if self.is_over:
             return
@@ -193,10 +209,21 @@ class Crew:
         return write
 
     def _require_whole(self) -> None:
+        if self.is_inherited:
+            raise ClosedError(FORKED)
         if self._has_left:
             raise ClosedError(LEFT)
         if self.is_over:
             raise MendError(OVER)
+
+
+def _abandon_all() -> None:
+    for crew in list(_crews):
+        crew.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _listed(ranks: Sequence[int]) -> str:

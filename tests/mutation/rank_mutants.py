@@ -119,8 +119,8 @@ RANK_MUTANTS = (
     mutant(
         "blocks-are-forgotten",
         "shards",
-        "rank = mesh.get_local_rank(mesh_dim)\n        indices = dealt(indices, mesh.size(mesh_dim), rank, blocks)",
-        "rank = mesh.get_local_rank(mesh_dim)\n        indices = dealt(indices, mesh.size(mesh_dim), rank)",
+        "return [first, *later]",
+        "return [first._replace(blocks=1), *later]",
         SHARDS,
     ),
     mutant(
@@ -136,6 +136,14 @@ RANK_MUTANTS = (
         'if hasattr(tensor, "_fsdp_flattened") or hasattr(tensor, "_is_flat_param"):',
         "if False:",
         SHARDS,
+    ),
+    Mutant(
+        "a-forked-child-speaks-as-its-parent",
+        8,
+        "ranks/crew",
+        "self.is_inherited = self.is_over = True",
+        "self.is_inherited = False",
+        of("ranks/test_forks"),
     ),
     mutant(
         "fully-shard-deals-blocks-of-what-is-split",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
@@ -183,3 +184,15 @@ class Meetings:
                 self._outlook = Outlook(**order.facts)
                 return self._outlook.result
             self._deeds.perform(order)
+
+
+def pulse_of(meetings: Meetings) -> Callable[[float], None]:
+    """`Meetings.still_waits`, for the guard of a learner to which these meetings lead: a circle
+    would keep the groups and the parameters until Python looks for such."""
+    still_waits = weakref.WeakMethod(meetings.still_waits)
+
+    def pulse(now: float) -> None:
+        if there := still_waits():
+            there(now)
+
+    return pulse

@@ -30,7 +30,7 @@ from mend_optim.model.token_count import (
     uses_old,
 )
 from mend_optim.own_tensors import OwnTensors
-from mend_optim.rank_meetings import Meetings, has_failed
+from mend_optim.rank_meetings import Meetings, has_failed, pulse_of
 from mend_optim.rank_traffic import RankTraffic
 from mend_optim.ranks.arguments import encode_arguments, refuse_unlike
 from mend_optim.ranks.carrier import Carrier
@@ -131,7 +131,7 @@ class RankRun(TrainingRun):
         self._own.watch.restarted()  # weights may have been loaded since they were laid out
         handover = Handover(learner, self._divided.shared, self.settings)
         self._traffic.report_missing = handover.report_missing
-        learner.guard.meanwhile = self._meetings.still_waits
+        learner.guard.meanwhile = pulse_of(self._meetings)
         return handover
 
     # ── all ranks together ────────────────────────────────────────────────────────────────────────

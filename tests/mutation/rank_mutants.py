@@ -138,6 +138,14 @@ RANK_MUTANTS = (
         SHARDS,
     ),
     Mutant(
+        "a-learner-keeps-the-groups-of-its-ranks",
+        8,
+        "rank_run",
+        "= pulse_of(self._meetings)",
+        "= self._meetings.still_waits",
+        of("ranks/test_forks"),
+    ),
+    Mutant(
         "a-forked-child-speaks-as-its-parent",
         8,
         "ranks/crew",

@@ -185,6 +185,6 @@ def merge(
 
 
 def finite(values: Tensor) -> bool:
-    """Whether every element is finite. One pass is enough: any NaN or infinity shows in the sum. A
-    sum that overflows counts as not finite too."""
-    return bool(torch.isfinite(values.sum()))
+    """Whether every element is finite. Any NaN or infinity shows in the sum, in one pass. That of
+    large numbers may overflow, too."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

@@ -341,5 +341,11 @@ def test_infinities_that_cancel_are_found() -> None:
     assert not merge.finite(torch.tensor([math.inf, 1, -math.inf]))
 
 
+def test_large_numbers_are_finite_although_their_sum_is_not() -> None:
+    values = torch.full((100,), 1e37)
+    assert merge.finite(values)
+    assert not merge.finite(torch.cat([values, torch.tensor([math.nan])]))
+
+
 def test_nothing_is_finite() -> None:
     assert merge.finite(torch.empty(0))

@@ -151,7 +151,7 @@ class SizeHistory:
         """A round was merged, whose sizes were checked."""
         rows = read_sizes(seal)
         merged = [
-            Size(row.rms, min(entry.steps, MOST_STEPS))
+            Size(min(row.rms, HUGEST), min(entry.steps, MOST_STEPS))
             for entry, row in zip(seal.members, rows, strict=False)
             if entry.steps and row.rms > 0 and row.times <= 0
         ]

@@ -165,6 +165,15 @@ def test_the_last_merged_offers_are_remembered() -> None:
     assert list(history.sizes)[-2:] == [Size(float(KEPT), 4), Size(2.0, 5)]
 
 
+def test_a_clipped_offer_however_large_leaves_a_history_that_can_be_read() -> None:
+    """A clipping guard takes what is larger than any history tells."""
+    history = SizeHistory()
+    history.merged(sealed((4, 2.0 * HUGEST, 0.0)))
+    again = SizeHistory()
+    again.load(history.save())
+    assert list(again.sizes) == [Size(HUGEST, 4)]
+
+
 def test_what_was_refused_scaled_down_or_not_judged_is_not() -> None:
     history = SizeHistory()
     history.merged(sealed((0, 100.0, 100.0), (4, 50.0, 50.0), (4, 0.0, 0.0), (0, 0.0, 0.0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -317,7 +318,7 @@ class WrappedParameters:
         if self.count.told is None and isinstance(kept, list):
             others = len(self.inner.param_groups) - wrapped + bool(self.buffers.modules)
             if len(kept) > others:
-                yield FragmentCount(told=len(kept) - others)
+                yield replace(self.count, kept=len(kept) - others)
 
     def load_inner(self, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Load the inner optimizer's part of a checkpoint. Tensors that are laid out keep their

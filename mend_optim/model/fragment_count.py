@@ -27,17 +27,21 @@ class FragmentCount:
     rounds' own time. The sum is least at P = √(B / `ROUND_NBYTES`).
 
     Attributes:
-        told: P, as the user tells it; at least 1. None: by the size of the model.
+        told: P, as the user tells it; at least 1. None: as a checkpoint has it, or else by the size
+            of the model.
+        kept: that of the checkpoint from which a learner goes on, if nobody told P.
         most: the bound of a P that nobody told; at least 1.
     """
 
     told: int | None = None
+    kept: int | None = None
     most: int = MOST
 
     def of(self, sizes: Sequence[int]) -> int:
-        """P for tensors of so many elements. A P that nobody told is at most their number."""
-        if self.told is not None:
-            return self.told
+        """P for tensors of so many elements. A P by their size is at most their number."""
+        known = self.told if self.told is not None else self.kept
+        if known is not None:
+            return known
         rounds = 4 * sum(sizes) / ROUND_NBYTES
         # P(P + 1) is where P and P + 1 fragments are equally good.
         best = math.ceil((math.sqrt(1 + 4 * rounds) - 1) / 2)

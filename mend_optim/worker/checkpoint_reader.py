@@ -250,7 +250,7 @@ def _check_model(read: _Reader, layout: Layout | None, fragments: int) -> None:
     if layout and fragments and fragments != len(layout.fragments):
         raise OtherModelError(
             f"state_dict must have fragments={len(layout.fragments)}, got {fragments}: "
-            f"pass the same `fragments` as the learner that saved it; {REMEDY}"
+            f"pass fragments={fragments} to a new MendOptimizer; {REMEDY}"
         )
 
 

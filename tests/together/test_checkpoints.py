@@ -14,10 +14,21 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from mend_optim import Adoption, DiLoCoNesterov, Int8, MendOptimizer, Nesterov, PowerSGD
+from mend_optim import (
+    Adoption,
+    DiLoCoNesterov,
+    Int8,
+    MendOptimizer,
+    Nesterov,
+    PowerSGD,
+    UsageError,
+)
 from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
 from tests.support.depth import DEEP
 from tests.support.learners import cluster, descent, drive, parameters, read, same, until, wave
+
+#: So many steps that each fragment has one of its own.
+DIVIDED = {"sync_every": 4, "adopt_after": 0}
 
 
 def narrow() -> Optimizer:
@@ -126,3 +137,23 @@ def test_going_on_with_a_disagreement_is_as_if_nothing_had_happened(case: str, a
     with resumed([adam, adam], saved, **options) as second:
         drive(second, 61 - at, lambda i, s: wave(i, s + at))
         assert_alike(outcome(second), straight)
+
+
+def test_a_second_checkpoint_may_have_another_number_of_fragments() -> None:
+    """That of the first one was nobody's wish."""
+
+    def tensors() -> Optimizer:
+        return AdamW([Parameter(torch.ones(4)) for _ in range(6)], lr=0.1)
+
+    def saved(fragments: int) -> dict[str, Any]:
+        with cluster(tensors(), tensors(), fragments=fragments, **DIVIDED) as optimizers:
+            drive(optimizers, 6, wave)
+            return optimizers[0].state_dict()
+
+    with cluster(tensors(), started=False, **DIVIDED) as (optimizer,):
+        for fragments in (3, 2):
+            optimizer.load_state_dict(saved(fragments))
+        optimizer.join()
+        assert len(optimizer.status().fragments) == 2
+        with pytest.raises(UsageError, match="got 3: pass fragments=3 to a new MendOptimizer"):
+            optimizer.load_state_dict(saved(3))

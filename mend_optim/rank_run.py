@@ -269,10 +269,10 @@ class RankRun(TrainingRun):
         learner's."""
         if self._has_begun:
             return False
-        replaced = self._together(Call.JOIN, lambda: self.join_to_train()[1])
+        replaced = bool(self._together(Call.JOIN, lambda: _join(self)))
         _check_frozen(self)
         self._has_begun = True
-        return bool(replaced)
+        return replaced
 
     @property
     def takes_part(self) -> bool:
@@ -350,11 +350,8 @@ class RankRun(TrainingRun):
         """The part of `MendOptimizer.state_dict()` that is under "mend"; on other ranks than the
         lead, nothing."""
         saved: dict[str, Any] = {}
-
-        def save() -> None:
-            saved.update(TrainingRun.saved_state(self))
-
-        self._together(Call.STATE_DICT, save)
+        save = TrainingRun.saved_state
+        self._together(Call.STATE_DICT, lambda: saved.update(save(self)))
         return saved
 
     def read(self, state: object) -> Loaded | None:
@@ -374,9 +371,10 @@ class RankRun(TrainingRun):
 
     def resume(self, loaded: Loaded) -> None:
         """Go on from a checkpoint at the next step."""
-        self._together(Call.LOAD_STATE_DICT, lambda: TrainingRun.resume(self, loaded))
-        self.history.go_on(loaded.saved)
-        self._has_begun = False
+        try:
+            self._together(Call.LOAD_STATE_DICT, lambda: TrainingRun.resume(self, loaded))
+        finally:
+            _go_on(self, loaded.saved)
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
@@ -404,6 +402,21 @@ class RankRun(TrainingRun):
         self._crew.leave(self.history.step)
         # If the ranks have parted, a transfer of this one's may wait for others for long.
         self._courier.end(0.0 if self.is_broken_off or self._crew.is_inherited else CLOSE_S)
+
+
+def _go_on(run: RankRun, saved: Checkpoint) -> None:
+    """Be where a checkpoint was, also if the lead cannot start its learner now: then the next step
+    tries again."""
+    run.history.go_on(saved)
+    run._has_begun = False
+
+
+def _join(run: RankRun) -> bool:
+    """On the lead: join, once there is a learner again. Returns whether the cluster's weights have
+    replaced this learner's."""
+    if run.learner is None:
+        run._connect()
+    return run.join_to_train()[1]
 
 
 def _only_makes_state(run: RankRun, seems_so: bool) -> bool:

@@ -138,6 +138,22 @@ RANK_MUTANTS = (
         SHARDS,
     ),
     Mutant(
+        "ranks-part-at-a-restart-that-fails",
+        8,
+        "rank_run",
+        "        finally:\n            _go_on(self, loaded.saved)",
+        "        finally:\n            pass\n        _go_on(self, loaded.saved)",
+        of("ranks/test_restarts"),
+    ),
+    Mutant(
+        "a-lead-without-a-learner-joins",
+        8,
+        "rank_run",
+        "        run._connect()\n",
+        "        pass\n",
+        of("ranks/test_restarts"),
+    ),
+    Mutant(
         "a-learner-keeps-the-groups-of-its-ranks",
         8,
         "rank_run",

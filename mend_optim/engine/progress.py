@@ -208,6 +208,10 @@ class Progress(Accounts):
             self.behind_since = self._behind_from = now
         return self.behind_since
 
+    def not_behind(self) -> None:
+        """No peer shows a greater anchor any more. One that is shown later is waited for anew."""
+        self.behind_since, self._behind_from = None, NEVER
+
     def heard_while_behind(self, now: float, longest_s: float) -> None:
         """Bytes of a greater anchor may be arriving: the wait begins anew, but not once it has
         lasted for so long."""

@@ -246,6 +246,8 @@ class Pulling:
         timing = self.state.policies.timing
         if self.behind(fragment, believed=True):
             return fragment.seen_behind(now) + timing.round_timeout_s
+        if not self.behind(fragment):
+            fragment.not_behind()
         answers_by = self.state.stops.began_at(now) + timing.evict_after_s
         return answers_by if now < answers_by and self._was_shown_more(fragment) else -NEVER
 

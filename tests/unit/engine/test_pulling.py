@@ -142,3 +142,18 @@ def test_a_member_that_is_asked_for_an_anchor_may_seal_no_other(leads_to_it: boo
     assert [job.seal.sealer for job in engine.jobs(Advance)] == [liar] * leads_to_it
     engine.beat(honest, grown(base), step=3)
     assert asked(engine) == [honest] * (not leads_to_it)
+
+
+def test_a_greater_anchor_that_is_shown_later_is_waited_for_anew() -> None:
+    """Else a sealer would seal on the lesser one at once, and the work in the greater would be
+    lost."""
+    engine = DrivenEngine(quorum=2)
+    engine.beat(MEMBER, NEXT)
+    engine.tick(1.0)
+    engine.beat(MEMBER, BASE)
+    for _ in range(90):
+        engine.tick(1.0)
+        engine.beat(MEMBER, BASE)
+    engine.beat(MEMBER, NEXT)
+    until = engine.engine.pulling.behind_until(engine.now, engine.fragment)
+    assert until == engine.now + engine.engine.state.policies.timing.round_timeout_s

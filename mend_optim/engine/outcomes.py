@@ -134,8 +134,10 @@ class Outcomes:
     def look(self, now: float) -> None:
         """Let go of the fragments that were held for too long: training may pause for hours between
         the decision and the copy, and peers wait for the anchor. Take the news that came while a
-        fragment was busy, if nothing has since: a copy was interrupted, or a switch has ended."""
+        fragment was busy, if nothing has since: a copy was interrupted, or a switch has ended. Give
+        peers the anchors that they asked for meanwhile."""
         for fragment in self.state.fragments:
+            self.answers.answer(fragment.fragment)
             if fragment.is_held and fragment.held_until <= now:
                 self.let_go(now, fragment.fragment)
             elif fragment.is_still and fragment.deferred_news and not self.state.switch:

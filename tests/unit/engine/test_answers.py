@@ -6,9 +6,10 @@ import torch
 
 from mend_optim.engine.effects import Export, Found
 from mend_optim.engine.mode import Mode
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report, State, Want
-from tests.support.engines import BASE, GENESIS, PEER, THIRD, DrivenEngine
+from mend_optim.protocol.transfer_fault import BROKEN
+from tests.support.engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, DrivenEngine, grown
 
 
 def test_an_anchor_is_not_sent_to_a_peer_that_has_it() -> None:
@@ -61,3 +62,16 @@ def test_what_peers_wanted_that_are_gone_is_forgotten() -> None:
         for export in engine.jobs(Export):
             engine.done(export)
         assert [want.peer for want in engine.engine.state.unanswered] == [asker]
+
+
+def test_a_want_that_came_during_a_switch_in_vain_is_answered_after_it() -> None:
+    engine = DrivenEngine(quorum=2)
+    engine.beat(PEER, BASE)
+    engine.step(1)
+    engine.beat(THIRD, grown(Lineage.fresh(OTHER)), genesis=OTHER)
+    engine.receive(Want(PEER, 0, b""))
+    assert engine.engine.state.mode is Mode.SWITCHING_TRAINING
+    engine.engine.undelivered(engine.now, THIRD, Want(ME, 0, b""), BROKEN)
+    engine.jobs(Export)
+    engine.tick(1.0)
+    assert len(engine.jobs(Export)) == 1

@@ -20,6 +20,9 @@ from mend_optim.membership.peer import Peer
 from mend_optim.membership.sealers import choose
 from mend_optim.protocol.lineage import PeerId
 
+#: The longest doubt that comes of earlier ones, in seconds.
+LONGEST_S = 3600.0
+
 
 class GoBetweens:
     """The peers that reach others, as their beats say.
@@ -81,8 +84,9 @@ class GoBetweens:
 
     def doubt(self, now: float, id: PeerId, seconds: float) -> None:
         """Nothing came of what a go-between got. It is doubted for so long, or for twice as long as
-        the last time."""
-        self._lasted[id] = max(seconds, 2 * self._lasted.get(id, 0.0))
+        the last time, but an hour at most beyond that."""
+        twice = min(LONGEST_S, 2 * self._lasted.get(id, 0.0))
+        self._lasted[id] = max(seconds, twice)
         self._doubted[id] = now + self._lasted[id]
 
     def expire(self, now: float) -> None:

@@ -92,8 +92,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "all-doubts-last-as-long",
         ROOM,
-        "max(seconds, 2 * self._lasted",
-        "max(seconds, 0 * self._lasted",
+        "min(LONGEST_S, 2 * self._lasted",
+        "min(LONGEST_S, 0 * self._lasted",
         CHOICE,
         8,
     ),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.membership.go_betweens import LONGEST_S
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.membership.zones import first_hop
@@ -186,6 +187,19 @@ def test_a_doubt_ends_and_the_next_one_lasts_twice_as_long() -> None:
     roster.go_betweens.expire(5000.0)
     roster.peers["a"] = roster_of(ROOMS, "c").peers["a"]
     assert lasts(6000.0) == 60.0
+
+
+def test_doubts_that_come_of_earlier_ones_last_an_hour_at_most() -> None:
+    """A run may be below its quorum for hours, which is no fault of a go-between."""
+    roster = roster_of(ROOMS, "c")
+    p, sealer = far_fragment(roster)
+    for day in range(12):
+        roster.go_betweens.doubt(86400.0 * day, id_of("a"), 480.0)
+    end = 86400.0 * 11 + LONGEST_S
+    for now, chosen in ((end - 1, False), (end, True)):
+        roster.touch(now, id_of("a"))
+        roster.go_betweens.expire(now)
+        assert (roster.sealer(p) == sealer) == chosen
 
 
 def test_a_peer_that_is_heard_no_more_is_known_by_hearsay() -> None:

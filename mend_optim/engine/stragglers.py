@@ -112,8 +112,10 @@ class Stragglers:
         # A learner alone has no rounds that could wait for it: it is forgotten, with its verdict.
         if not self.state.alone:
             levels[self.state.me] = dict(self.levels())
-        for kind, verdict in self._watch.judge(now, levels):
-            self.state.emit(_event(now, kind, verdict))
+        # Nobody loses work by a stop of this learner.
+        own_s = self.state.stops.awake_s(now)
+        for kind, verdict in self._watch.judge(own_s, levels):
+            self.state.emit(_event(own_s, kind, verdict))
 
     def _count_live(self, now: float) -> None:
         """Tell the user once if offers have waited for a quorum longer than a round may take."""

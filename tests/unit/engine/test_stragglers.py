@@ -187,6 +187,18 @@ def test_nobody_is_told_of_a_quorum_where(why: str) -> None:
     assert watch.state.out == []
 
 
+def test_nobody_loses_work_while_this_learner_is_stopped() -> None:
+    watch = watching(restart_s=20.0)
+    watch.state.stops.look(0.0)
+    for count in range(9, 40):
+        hear(watch, float(count), count, peer=1.0, third=2.0, fourth=1.0)
+        watch.state.stops.look(float(count))
+    assert [event.kind for event in watch.state.out] == ["slow"]
+    night = 40.0 + 8 * 3600
+    hear(watch, night, 40, peer=1.0, third=2.0, fourth=1.0)
+    assert [event.kind for event in watch.state.out] == ["slow"]
+
+
 def test_events_say_who_why_since_when_and_what_it_costs() -> None:
     watch = watching(restart_s=20.0)
     for count in range(9, 60):

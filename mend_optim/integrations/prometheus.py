@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mend_optim.errors import UsageError
@@ -127,11 +128,12 @@ class MetricsServer:
 
     It ends with the process, or by `close()`."""
 
-    def __init__(self, server: Any, host: str, collector: MendCollector | None) -> None:
+    def __init__(self, server: Any, host: str, collector: MendCollector, registry: Any) -> None:
         self._server = server
         self._host = host
-        #: All that it serves; None if it serves a registry of the user's.
         self._collector = collector
+        #: What it serves, perhaps with other metrics of the user's.
+        self.registry = registry
         _servers.add(self)
 
     @property
@@ -147,8 +149,8 @@ class MetricsServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing left to serve, because the optimizer is gone."""
-        return self._collector is not None and self._collector.is_empty()
+        """Whether the optimizer is gone."""
+        return self._collector.is_empty()
 
     def close(self) -> None:
         """Stop serving, and give the port back. A second call does nothing."""
@@ -156,6 +158,12 @@ class MetricsServer:
             _servers.discard(self)
             self._server.shutdown()
             self._server.server_close()
+            self.unregister()
+
+    def unregister(self) -> None:
+        """Take the learner's metrics out of the registry, which may be the user's."""
+        with suppress(KeyError):  # it is out already
+            self.registry.unregister(self._collector)
 
     def abandon(self) -> None:
         """In a forked child: give up the port, which is the parent's. No thread serves here."""
@@ -187,15 +195,25 @@ def serve_metrics(
 
     Raises:
         ImportError: the library is missing.
-        UsageError: the port is not free, or the address is not one of this machine.
+        UsageError: the port is not free, or the address is not one of this machine; or the registry
+            has another learner's metrics.
     """
     library = _import_library()
     collector = MendCollector(optimizer)
     shown = library.CollectorRegistry() if registry is None else registry
-    shown.register(collector)
     # A notebook's cell that runs again lets go of the old optimizer, and not of its server.
-    for earlier in [each for each in _servers if each.is_idle and each.port == port]:
-        earlier.close()
+    for earlier in [each for each in _servers if each.is_idle]:
+        if earlier.port == port:
+            earlier.close()
+        elif earlier.registry is shown:
+            earlier.unregister()
+    try:
+        shown.register(collector)
+    except ValueError as error:
+        raise UsageError(
+            f"registry must have no other learner's metrics, got {registry!r}: {error}; close() the"
+            " server of that one, or pass a registry of its own"
+        ) from error
     try:
         server, _ = library.start_http_server(port, addr=host, registry=shown)
     except (OSError, OverflowError) as error:
@@ -204,7 +222,7 @@ def serve_metrics(
             f"port must be a free port of host {host!r}, got {port!r}: {error}; choose another "
             "one, or 0 for any, and an address of this machine"
         ) from error
-    return MetricsServer(server, host, collector if registry is None else None)
+    return MetricsServer(server, host, collector, shown)
 
 
 def _import_library() -> Any:

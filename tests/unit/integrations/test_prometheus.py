@@ -215,6 +215,23 @@ def test_a_registry_of_the_users_is_served_whole(serving: Any) -> None:
     assert samples["mend_steps_total", labelled(learner="a")] == 1500
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_registry_takes_the_next_learner_once_the_first_is_gone(
+    serving: Any, closes: bool
+) -> None:
+    """As a notebook's cell does that runs again."""
+    registry, first = library.CollectorRegistry(), Told(FULL)
+    server = serving(first, registry=registry)
+    with pytest.raises(UsageError, match="registry must have no other learner's metrics"):
+        serve_metrics(Told(FULL), 0, registry=registry)
+    if closes:
+        server.close()
+    del first
+    second = Told(replace(FULL, step=7))
+    samples = scraped(serving(second, registry=registry))
+    assert samples["mend_steps_total", labelled(learner="a")] == 7
+
+
 def test_a_port_that_is_taken_is_named(serving: Any) -> None:
     told, registry = Told(FULL), library.CollectorRegistry()
     port = serving(told).port

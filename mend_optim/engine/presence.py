@@ -91,6 +91,8 @@ class Presence:
             wanted.slept(seconds)
         for fragment in self.state.fragments:
             fragment.slept(now, seconds)
+        for round in self.state.rounds:
+            round.slept(now, seconds)
         self.state.begin_question()
 
     def left_out(self, id: PeerId) -> None:

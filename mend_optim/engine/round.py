@@ -165,6 +165,12 @@ class Round:
         self.launched_at = now
         self.call_at = now
 
+    def slept(self, now: float, seconds: float) -> None:
+        """This learner was stopped for so long, which is no time of the round."""
+        self.launched_at = min(now, self.launched_at + seconds)
+        if self.quorum_at is not None:
+            self.quorum_at = min(now, self.quorum_at + seconds)
+
     def called(self, peers: Iterable[PeerId], now: float, again_at: float) -> None:
         """Those that have not offered were called."""
         self.lateness.called(now, peers)

@@ -1288,6 +1288,8 @@ MUTANTS = (
            of("unit/engine/test_pulling")),
     Mutant("a-want-during-a-switch-is-forgotten", 7, "engine/outcomes", "            self.answers.answer(fragment.fragment)\n", "",
            of("unit/engine/test_answers")),
+    Mutant("a-stop-is-time-of-a-round", 7, "engine/presence", "            round.slept(now, seconds)\n", "            pass\n",
+           of("unit/engine/test_stops", "time_of_a_round")),
     Mutant("the-number-of-a-checkpoint-is-told", 8, "wrapped_parameters", "yield replace(self.count, kept=len(kept) - others)", "yield replace(self.count, told=len(kept) - others)",
            of("together/test_checkpoints", "second_checkpoint")),
     Mutant("large-numbers-are-not-finite", 8, "worker/merge", " or bool(torch.isfinite(values).all())", "",

@@ -408,3 +408,17 @@ def test_after_a_stop_nobody_asks_why_there_was_no_step() -> None:
         engine.tick(1.0)
     (event,) = engine.events("idle")
     assert event.facts["for_s"] < 100
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_stop_is_no_time_of_a_round(met: bool) -> None:
+    """Else a round would take an hour to its quorum, by which the next ones have no grace."""
+    engine = sealer(*(PEER, THIRD) if met else (PEER,))
+    engine.engine.tick(engine.now)
+    round = engine.engine.state.rounds[0]
+    assert (round.quorum_at is not None) == met
+    began_at, quorum_at = round.launched_at, round.quorum_at
+    engine.now += STOP_S
+    engine.engine.tick(engine.now)
+    assert round.launched_at == began_at + STOP_S
+    assert round.quorum_at == (quorum_at + STOP_S if quorum_at is not None else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mend_optim.engine.effects import PULL, Export, Send
 from mend_optim.engine.passed_seals import PassedSeals
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import Key
+from mend_optim.protocol.lineage import Key, Lineage
 from mend_optim.protocol.messages import Seal, State, Want
 
 
@@ -39,10 +39,11 @@ class Answers:
             if seal:
                 state.unanswered.remove(want)
                 state.emit(Send(want.peer, seal, PULL))
-        key = fragment.lineage.key
-        wanted = any(want.fragment == p for want in state.unanswered)
-        if wanted and self._exporting.get(p) != key:
-            self._exporting[p] = key
+        lineage = fragment.lineage
+        left = [want for want in state.unanswered if want.fragment == p]
+        wanted = not all(self._waits_for_more(want, lineage) for want in left)
+        if wanted and self._exporting.get(p) != lineage.key:
+            self._exporting[p] = lineage.key
             state.work(Export(p, fragment.lineage))
 
     def _seal_for(self, want: Want) -> Seal | None:
@@ -51,19 +52,21 @@ class Answers:
         made = self.state.seals[want.fragment].on(want.have, own)
         return made or self.passed_seals.answer_to(want)
 
-    def exported(self, job: Export, content: State) -> None:
-        """The worker has copied the anchor out, for every peer that still lacks it.
+    def _waits_for_more(self, want: Want, lineage: Lineage) -> bool:
+        """Whether the asker has this anchor of ours, and we show more than it. A newcomer with our
+        first weights may ask before its beat, in which we learn of it. What we have trained alone
+        is in no anchor yet: it gets the one that is founded then."""
+        shown = self.state.key(self.state.fragments[want.fragment])
+        return want.have == lineage.digest and shown > lineage.key
 
-        A newcomer with our first weights may ask before its beat, in which we learn of it. What we
-        have trained alone is in no anchor yet: it gets the one that is founded then."""
+    def exported(self, job: Export, content: State) -> None:
+        """The worker has copied the anchor out, for every peer that still lacks it."""
         state = self.state
         if self._exporting.get(job.fragment) == job.lineage.key:
             del self._exporting[job.fragment]
-        shows_more = state.key(state.fragments[job.fragment]) > job.lineage.key
         for want in [w for w in state.unanswered if w.fragment == job.fragment]:
-            has_it = want.have == job.lineage.digest
-            if has_it and shows_more:
+            if self._waits_for_more(want, job.lineage):
                 continue
             state.unanswered.remove(want)
-            if not has_it:
+            if want.have != job.lineage.digest:
                 state.emit(Send(want.peer, content, PULL))

@@ -100,7 +100,9 @@ class Stragglers:
 
     def review(self, now: float) -> None:
         """Judge all learners of this model by their last beats, and report new verdicts."""
-        self._count_live(now)
+        # Nobody lacks a quorum, or loses work, by a stop of this learner.
+        awake_s = self.state.stops.awake_s(now)
+        self._count_live(awake_s)
         if self._watch is None:
             return
         beats = [
@@ -112,18 +114,15 @@ class Stragglers:
         # A learner alone has no rounds that could wait for it: it is forgotten, with its verdict.
         if not self.state.alone:
             levels[self.state.me] = dict(self.levels())
-        # Nobody loses work by a stop of this learner.
-        own_s = self.state.stops.awake_s(now)
-        for kind, verdict in self._watch.judge(own_s, levels):
-            self.state.emit(_event(own_s, kind, verdict))
+        for kind, verdict in self._watch.judge(awake_s, levels):
+            self.state.emit(_event(awake_s, kind, verdict))
 
-    def _count_live(self, now: float) -> None:
+    def _count_live(self, awake_s: float) -> None:
         """Tell the user once if offers have waited for a quorum longer than a round may take."""
         roster, policies = self.state.roster, self.state.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.heard)
         offers = any(fragment.pending for fragment in self.state.fragments)
         told = self._short_since == NEVER
-        awake_s = self.state.stops.awake_s(now)
         if here >= needed or self.state.alone:
             self._short_since = None
             if told and not self.state.alone:

@@ -324,7 +324,7 @@ class FragmentAnchor:
         elif self.progress is not None:
             rest.sub_(self.progress)
         self.disagreement, self.share = rest, 1.0
-        self.feedback.weights_residual = None
+        self.feedback.weights_residual = self.residual_in_offer = None
 
     def agree(self) -> Correction:
         """Give up what is left of the disagreement."""

@@ -32,8 +32,6 @@ class Connection:
         self._metadata = ((CALLER, encode_id(caller)),)
         self._counter = counter
         self._patience_s = patience_s
-        #: Whether it was closed, and that is over.
-        self.is_closed = False
 
     async def hello(self, mine: Hello, timeout_s: float) -> Hello:
         """Say hello; return the peer's answer. Raises `PeerError`."""
@@ -55,4 +53,3 @@ class Connection:
     async def close(self) -> None:
         """Break the streams that are open, and stop connecting."""
         await self._channel.close()
-        self.is_closed = True

@@ -60,7 +60,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
-@pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_child_of_a_rank_disturbs_nothing(tmp_path: Path) -> None:
     """It once spoke as its parent, whose learner then ended on all ranks. Nothing is left of the
     ranks after the end."""

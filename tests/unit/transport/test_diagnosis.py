@@ -84,8 +84,10 @@ async def no_name() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def other_service() -> AsyncIterator[str]:
+async def serving(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[str]:
+    """A gRPC server of these handlers."""
     server = grpc.aio.server()
+    server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port(f"{HOST}:0")
     await server.start()
     try:
@@ -98,19 +100,10 @@ async def _babble(request: bytes, context: object) -> bytes:
     return b"\xff"
 
 
-@asynccontextmanager
-async def other_hello() -> AsyncIterator[str]:
+def other_hello() -> AbstractAsyncContextManager[str]:
     """A service of our name whose answer cannot be read."""
-    server = grpc.aio.server()
     hello = {"Hello": grpc.unary_unary_rpc_method_handler(_babble)}
-    handlers = grpc.method_handlers_generic_handler(SERVICE, hello)
-    server.add_generic_rpc_handlers((handlers,))
-    port = server.add_insecure_port(f"{HOST}:0")
-    await server.start()
-    try:
-        yield f"{HOST}:{port}"
-    finally:
-        await server.stop(0)
+    return serving(grpc.method_handlers_generic_handler(SERVICE, hello))
 
 
 @asynccontextmanager
@@ -133,7 +126,7 @@ PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreache
     "HTTP/1": (lambda: tcp(_speak_http1), Unreached.PROTOCOL),
     "ssh": (lambda: tcp(_speak_first), Unreached.PROTOCOL),
     "hangs up": (lambda: tcp(_hang_up), Unreached.PROTOCOL),
-    "another gRPC service": (other_service, Unreached.PROTOCOL),
+    "another gRPC service": (serving, Unreached.PROTOCOL),
     "a hello that cannot be read": (other_hello, Unreached.PROTOCOL),
     "silent": (lambda: tcp(_stay_silent), Unreached.MUTE),
     "full": (full, Unreached.ANSWER),

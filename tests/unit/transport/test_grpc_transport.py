@@ -923,7 +923,9 @@ async def test_a_learner_that_stops_has_no_connection_left(crew):
     connections = link.lanes.connections
     assert len(connections) == 2
     await called.transport.stop()
-    assert all(connection.is_closed for connection in connections)
+    for connection in connections:
+        with pytest.raises(Exception, match=r"(?i)closed"):
+            await connection.look(1.0)
 
 
 @scenario

@@ -23,7 +23,7 @@ from tests.unit.transport.test_diagnosis import (
     _stay_silent,
     closed_port,
     no_name,
-    other_service,
+    serving,
     tcp,
 )
 from tests.unit.transport.test_grpc_transport import Crew
@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[Any, Unreached | None]] = {
     "HTTP/1": (lambda: tcp(_speak_http1), Unreached.NO_TLS),
     "ssh": (lambda: tcp(_speak_first), Unreached.NO_TLS),
     "hangs up": (lambda: tcp(_hang_up), Unreached.NO_TLS),
-    "gRPC in plaintext": (other_service, Unreached.NO_TLS),
+    "gRPC in plaintext": (serving, Unreached.NO_TLS),
 }
 CERTIFICATES: dict[str, tuple[dict[str, Any], Unreached]] = {
     "right": ({}, Unreached.DECLINED),

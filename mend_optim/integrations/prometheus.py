@@ -132,7 +132,7 @@ class MetricsServer:
         self._server = server
         self._host = host
         self._collector = collector
-        #: What it serves, perhaps with other metrics of the user's.
+        #: It serves all that is in here, perhaps with other metrics of the user's.
         self.registry = registry
         _servers.add(self)
 

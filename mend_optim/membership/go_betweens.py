@@ -83,8 +83,9 @@ class GoBetweens:
         )
 
     def doubt(self, now: float, id: PeerId, seconds: float) -> None:
-        """Nothing came of what a go-between got. It is doubted for so long, or for twice as long as
-        the last time, but an hour at most beyond that."""
+        """Nothing came of the offers that a go-between got. It is doubted for so long. If it was
+        doubted before, that is at least twice as long as the last time, or an hour if that is less.
+        """
         twice = min(LONGEST_S, 2 * self._lasted.get(id, 0.0))
         self._lasted[id] = max(seconds, twice)
         self._doubted[id] = now + self._lasted[id]

@@ -355,9 +355,9 @@ def _meet(
 def _meet_once(
     members: Sequence[int], rank: int, number: int, meet_s: float, here: str
 ) -> list[str] | None:
-    """What all ranks tell at the meeting of this number, of which this one says `here`; None if all
-    have come, but one has given that meeting up before. Raises as `_meet` does, and then this rank
-    has given it up.
+    """The words of all ranks at the meeting of this number, of which this one says `here`; None if
+    all have come, but one has given that meeting up before. Raises as `_meet` does, and then this
+    rank has given it up.
 
     One rank may see all others at the moment in which another one has waited for long enough. The
     first word in the store decides for all."""

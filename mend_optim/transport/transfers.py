@@ -418,7 +418,7 @@ class TransferServer:
 
 
 def _told(fault: BaseException) -> TransferFault:
-    """What the learner is told of a transfer that failed."""
+    """The cause of a failed transfer, for the learner."""
     match fault:
         case UnansweredError():
             return TransferFault(Cause.ENDED, "no answer")

@@ -185,6 +185,6 @@ def merge(
 
 
 def finite(values: Tensor) -> bool:
-    """Whether every element is finite. Any NaN or infinity shows in the sum, in one pass. That of
-    large numbers may overflow, too."""
+    """Whether every element is finite. Any NaN or infinity shows in the sum, in one pass. A sum of
+    large numbers may overflow, so a second pass looks at each of them."""
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

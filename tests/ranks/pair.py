@@ -38,7 +38,7 @@ def steps():
 
 
 def run_pair(script: str, folder: Path) -> list[str]:
-    """What the two ranks print if each of them runs `BEGIN`, and then this."""
+    """The output of the two ranks, each of which runs `BEGIN`, and then this."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", BEGIN + script, str(folder / "store"), str(rank)],

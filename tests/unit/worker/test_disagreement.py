@@ -279,7 +279,7 @@ def test_other_weights_are_a_disagreement_whatever_is_on_its_way(
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("gain", [1.0, 0.25])
 def test_a_residual_that_is_given_up_was_in_the_offer_on_its_way(codec: str, gain: float) -> None:
-    """What was not offered is a disagreement once the offer is merged, and the residual no part of
+    """The rest of the delta is a disagreement once the offer is merged, and the residual no part of
     it."""
     member = Turn("seal", gain=gain, pulls=False)
     forgetful = Turn("missed", gain=gain, pulls=False, share=0.25, forgets=True)

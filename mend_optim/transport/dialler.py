@@ -48,6 +48,11 @@ PROBE_AFTER = 2
 #: Failures in a row beyond this many don't lengthen the pause any more (2**10 beats).
 FAILURES = 10
 
+BEYOND = (
+    "%s: does not dial %a at %s, beyond this machine: pass credentials=, or insecure=True if you "
+    "trust every process that reaches the links"
+)
+
 
 class VisitOutcome(Enum):
     """How a visit to an address ended."""
@@ -83,7 +88,8 @@ class Dialler:
             dead before it fails. The third argument is the name of the learner that must be there;
             empty if any may.
         hello: Returns this learner's hello, with its address.
-        security: Says whether connections prove the names of learners, and why one fails.
+        security: Says where to dial, whether connections prove the names of learners, and why one
+            fails.
         resolve: Finds the addresses of a seed's name.
         each_beat: Is called with every beat.
     """
@@ -114,6 +120,7 @@ class Dialler:
         #: By (address, seed) that is visited, how often in a row nobody has answered.
         self._failures: dict[tuple[str, str], int] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._has_told_beyond = False
         self._hearsay = DialTurns(HEARSAY_DIALS)
 
     def start(self, seeds: Sequence[str], lists: Sequence[PeerList], address: str) -> None:
@@ -147,11 +154,19 @@ class Dialler:
         while True:
             sought = {address for address, seed in self._dials if seed}
             for id, address in self._handler.contacts():
-                if address not in sought and not self._is_dialled(id):
+                if not self._security.may_dial(address):
+                    self._tell_beyond(id, address)
+                elif address not in sought and not self._is_dialled(id):
                     self._begin(address, "", id)
             self._links.tidy(self._timing.evict_after_s)
             self._each_beat()
             await asyncio.sleep(self._timing.beat_s)
+
+    def _tell_beyond(self, id: PeerId, address: str) -> None:
+        """A peer on this machine, which may leave it, tells of one beyond."""
+        if not self._has_told_beyond:
+            self._has_told_beyond = True
+            log.warning(BEYOND, self._hello().peer.name, id.name, address)
 
     def _is_dialled(self, id: PeerId) -> bool:
         link = self._links.get(id)

@@ -263,7 +263,8 @@ class Server:
             if reason:
                 mine = self._links.answer(mine, theirs, reason)
             else:
-                self._links.admit(theirs.peer, address, host)
+                may_dial = address and self._security.may_dial(address)
+                self._links.admit(theirs.peer, address if may_dial else "", host)
         return encode_hello(mine)
 
     async def _serve(self, end: End, _: object, context: Any) -> None:

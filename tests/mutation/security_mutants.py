@@ -27,7 +27,22 @@ RENEWAL = of("unit/transport/security/test_renewal")
 DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent or hello")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
+BEYOND = of("unit/transport/test_grpc_transport", "beyond")
 SECURITY_MUTANTS = (
+    mutant(
+        "plaintext-follows-gossip-beyond-the-machine",
+        "security/channels",
+        "return not self._is_local or is_loopback(host)",
+        "return True",
+        BEYOND,
+    ),
+    mutant(
+        "plaintext-lanes-leave-the-machine",
+        "server",
+        'address if may_dial else ""',
+        "address",
+        BEYOND,
+    ),
     mutant(
         "credentials-that-hang-keep-the-process",
         "settings",

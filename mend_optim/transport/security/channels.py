@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mend_optim.errors import UsageError
 from mend_optim.protocol.proofs import Notary
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport.address import is_loopback, parse_address
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.diagnosis import DENIED
 from mend_optim.transport.grpc_setup import grpc
@@ -58,6 +59,9 @@ class Security(Protocol):
     def channel(self, address: str, options: Options, name: str) -> Any:
         """Return a channel to the learner of this name; to any learner, if the name is empty."""
 
+    def may_dial(self, address: str) -> bool:
+        """Whether this learner may connect to an address that others tell it."""
+
     def check_caller(self, context: Any, name: str) -> Certificate | None:
         """Return the certificate of an RPC's caller, if it has one. Raise `PeerError` unless the
         caller may speak as the learner of this name."""
@@ -80,7 +84,7 @@ class Plaintext:
 
     Args:
         described: Why that is so, for the user.
-        is_local: Whether nothing leaves this machine: then no device on the way can damage it.
+        is_local: Whether nothing may leave this machine: then no device on the way can damage it.
     """
 
     authenticates = False
@@ -88,7 +92,7 @@ class Plaintext:
 
     def __init__(self, described: str, *, is_local: bool = False) -> None:
         self._described = described
-        self.keeps_bytes = is_local
+        self._is_local = self.keeps_bytes = is_local
 
     def described(self) -> str:
         return self._described
@@ -98,6 +102,11 @@ class Plaintext:
 
     def channel(self, address: str, options: Options, name: str) -> Any:
         return grpc.aio.insecure_channel(address, options=list(options))
+
+    def may_dial(self, address: str) -> bool:
+        """Everywhere, or at the addresses that only this machine has."""
+        host, _ = parse_address("address", address)
+        return not self._is_local or is_loopback(host)
 
     def check_caller(self, context: Any, name: str) -> Certificate | None:
         """Believe the caller."""
@@ -163,6 +172,10 @@ class MutualTls:
         host = own.host_of(name) if name else ANY_LEARNER
         named = [*options, ("grpc.ssl_target_name_override", host)]
         return grpc.aio.secure_channel(address, credentials, options=named)
+
+    def may_dial(self, address: str) -> bool:
+        """Everywhere."""
+        return True
 
     def check_caller(self, context: Any, name: str) -> Certificate | None:
         shown = context.auth_context()

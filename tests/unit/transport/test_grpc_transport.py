@@ -495,6 +495,34 @@ async def most_hellos(crew, silent, count):
 
 
 @scenario
+async def test_a_learner_that_keeps_to_this_machine_dials_nobody_beyond(crew):
+    """The peer is of a run that leaves the machine, so it tells of others, and its own address."""
+    beyond = "192.0.2.7:29600"
+    b, c = await crew("b"), await crew("c", advertise=beyond)
+    a = await crew("a", security=Plaintext("here", is_local=True))
+    connect, opened = a.transport._dialler._connect, []
+
+    def opening(address, patience_s, name):
+        opened.append(address)
+        return connect(address, patience_s, name)
+
+    with (
+        patch.object(dialler.log, "warning") as warned,
+        patch.object(a.transport._dialler, "_connect", opening),
+    ):
+        c.known = [(a.id, a.address)]  # it calls, and says where to dial it
+        await a.linked_with(c)
+        a.known = [(PeerId("afar", 1), beyond), (c.id, beyond), (b.id, b.address)]
+        await a.linked_with(b)
+    assert opened == [b.address]
+    warned.assert_called_once_with(dialler.BEYOND, "a", "afar", beyond)
+    # Large messages would take a connection of their own there.
+    link = a.transport._links.get(c.id)
+    assert link is not None
+    assert not link.address
+
+
+@scenario
 async def test_nothing_is_opened_for_an_address_before_its_turn(crew):
     a = await crew("a")
     dials, opened, greeted = a.transport._dialler, [], []

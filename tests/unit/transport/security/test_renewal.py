@@ -274,7 +274,7 @@ def test_while_another_process_has_its_port_a_learner_sends_the_denied_away(
 
     with caplog.at_level(logging.INFO):
         run()
-    words = [record.getMessage() for record in caplog.records if "port" in record.getMessage()]
+    words = [record.getMessage() for record in caplog.records if " port " in record.getMessage()]
     lost, found = words
     assert lost.startswith("b: another process has taken port ")
     assert found.startswith("b: listens on port ")

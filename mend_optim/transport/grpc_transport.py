@@ -44,6 +44,7 @@ from mend_optim.transport.callers import Callers
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.dialler import Dialler
+from mend_optim.transport.first_messages import FirstMessages
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.grpc_options import channel_options, most_streams
 from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork, refuse_green_threads
@@ -140,6 +141,7 @@ class Transport:
         self._goodbyes = Goodbyes(security.notary)
         self._links = Links(handler, self._transfers, self._goodbyes)
         receiving = Receiving(lambda: limits.receiving(sum(sizes()), len(self._links)), patience_s)
+        first_messages = FirstMessages(timing.evict_after_s / 3)
         self._server = Server(
             self._links,
             TransferServer(handler, carrier, receiving, patience_s=patience_s),
@@ -149,7 +151,8 @@ class Transport:
             learners=limits.learners,
             streams=lambda: most_streams(len(sizes())),
             security=security,
-            watch=WatchServer(handler.sight, security, self._links.refusals),
+            first_messages=first_messages,
+            watch=WatchServer(handler.sight, security, first_messages, self._links.refusals),
             survey=SurveyServer(security, self._links.refusals),
             called=self._called,
             hung_up=self._callers.hung_up,

@@ -14,21 +14,21 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import format_address, host_of, parse_address, seen_from
 from mend_optim.transport.background_log import BackgroundLog
-from mend_optim.transport.checksums import DamagedError
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import LEAVING
+from mend_optim.transport.first_messages import FirstMessages
 from mend_optim.transport.forked_sockets import PORTS
 from mend_optim.transport.grpc_options import server_options
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.inflow import HELLO_UNIT, Inflow
 from mend_optim.transport.link import Link
-from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import Security
-from mend_optim.transport.stream import Counter, Served, StillError
+from mend_optim.transport.statuses import REASON_LIMIT, status_of
+from mend_optim.transport.stream import Counter, Served
 from mend_optim.transport.surveying import SurveyServer
 from mend_optim.transport.transfers import TransferServer
-from mend_optim.transport.watching import REASON_LIMIT, WatchServer
+from mend_optim.transport.watching import WatchServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
 
 log = BackgroundLog("mend_optim.transport")
@@ -65,6 +65,7 @@ class Server:
         learners: The most learners in the run.
         streams: Returns the most streams of one peer.
         security: Opens the port, and knows the callers.
+        first_messages: Reads the hellos.
         watch: Answers those that only watch.
         survey: Answers those that measure the way here.
         called: Is called when a peer has opened a control stream.
@@ -82,6 +83,7 @@ class Server:
         learners: int,
         streams: Callable[[], int],
         security: Security,
+        first_messages: FirstMessages,
         watch: WatchServer,
         survey: SurveyServer,
         called: Callable[[], None],
@@ -99,6 +101,7 @@ class Server:
         self._hello = hello
         #: Anybody may say hello, under any name.
         self._hellos = Inflow(HELLO_UNIT)
+        self._first_messages = first_messages
         self._learners = learners
         self._streams = streams
         #: The server that listens, once there is one.
@@ -218,8 +221,8 @@ class Server:
         PORTS.discard(self._port)
 
     def _methods(self) -> dict[str, Any]:
-        # Every method but Hello is a stream both ways, whatever the service says: on the wire that
-        # is the same, and all streams can be handled alike.
+        # Every method is a stream both ways, whatever the service says: on the wire that is the
+        # same. All streams can be handled alike, and no message is read before it is wanted.
         ends: dict[str, End] = {
             "Control": self._serve_control,
             "Exchange": self._transfers.exchange,
@@ -232,30 +235,38 @@ class Server:
             for name, end in ends.items()
         }
         return {
-            "Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello),
-            "Watch": grpc.unary_unary_rpc_method_handler(self._watch.serve),
+            "Hello": grpc.stream_stream_rpc_method_handler(self._serve_hello),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch.serve),
             "Survey": grpc.stream_stream_rpc_method_handler(self._survey.serve),
             **methods,
         }
 
-    async def _serve_hello(self, request: bytes, context: Any) -> bytes:
-        if self._links.closing:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
+    async def _serve_hello(self, _: object, context: Any) -> None:
         if self._hellos.is_overrun():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, OVERRUN)
-        await self._hellos.take(len(request))
-        fault = ""
+        code, reason = grpc.StatusCode.INVALID_ARGUMENT, ""
         try:
-            theirs = decode_hello(request)
-            self._security.check_caller(context, theirs.peer.name)
+            theirs = await self._read_hello(context)
             mine = self._hello()
-        except PeerError as refused:
-            fault = str(refused)
-        # The exception that `abort` raises refers to this frame until the garbage collector runs.
-        del request
-        if fault:
-            self._links.refusals.add("", fault)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:REASON_LIMIT])
+        except PeerError as fault:
+            code, reason = status_of(fault, code), str(fault)
+        if reason:
+            self._links.refusals.add("", reason)
+            await context.abort(code, reason[:REASON_LIMIT])
+        if self._links.closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
+        await context.write(encode_hello(self._answer(mine, theirs, context)))
+
+    async def _read_hello(self, context: Any) -> Hello:
+        """Return the caller's hello, which may speak in that name. Raises `PeerError`."""
+        request = await self._first_messages.read(context)
+        await self._hellos.take(len(request))
+        theirs = decode_hello(request)
+        self._security.check_caller(context, theirs.peer.name)
+        return theirs
+
+    def _answer(self, mine: Hello, theirs: Hello, context: Any) -> Hello:
+        """Return the answer to a hello, and admit its learner if the two may train together."""
         if theirs.peer != mine.peer:
             host = host_of(context.peer())
             address = seen_from(theirs.address, host)
@@ -265,7 +276,7 @@ class Server:
             else:
                 may_dial = address and self._security.may_dial(address)
                 self._links.admit(theirs.peer, address if may_dial else "", host)
-        return encode_hello(mine)
+        return mine
 
     async def _serve(self, end: End, _: object, context: Any) -> None:
         """Run the server's end of a stream. A fault becomes the RPC's status."""
@@ -282,16 +293,8 @@ class Server:
             with link.serving(self._streams()):
                 await end(link, Served(context, self._counter, self._timing.round_timeout_s))
             return
-        except BusyError as fault:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            reason = str(fault)
-        except StillError as fault:
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
-            reason = str(fault)
-        except DamagedError as fault:
-            code = grpc.StatusCode.DATA_LOSS
-            reason = str(fault)
         except PeerError as fault:
+            code = status_of(fault, code)
             reason = str(fault)
         except Exception as fault:
             # not INTERNAL, by which gRPC itself ends RPCs without a reason

@@ -39,8 +39,8 @@ from mend_optim.transport.dial_back import dial_back
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
+from mend_optim.transport.statuses import REASON_LIMIT
 from mend_optim.transport.stream import Counter, Served, Stream, within
-from mend_optim.transport.watching import REASON_LIMIT
 from mend_optim.transport.wire import decode_id
 from mend_optim.transport.wire_survey import decode_ask, encode_reply
 

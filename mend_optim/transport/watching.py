@@ -14,8 +14,11 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.protocol.sight import Sight
 from mend_optim.transport.connection import CALLER
+from mend_optim.transport.first_messages import FirstMessages
 from mend_optim.transport.grpc_setup import grpc
+from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import Security
+from mend_optim.transport.statuses import REASON_LIMIT, status_of
 from mend_optim.transport.wire import decode_id
 from mend_optim.transport.wire_sight import check_look, encode_sight
 
@@ -24,8 +27,6 @@ FRESH_S = 0.5
 #: Looks that are answered in that time. Further ones are refused at once, and none waits.
 MOST_LOOKS = 64
 TOO_MANY = "too many watch at a time; try again"
-#: Characters of an RPC's status.
-REASON_LIMIT = 500
 
 
 class WatchServer:
@@ -34,40 +35,49 @@ class WatchServer:
     Args:
         sight: Returns where this learner stands.
         security: Knows the callers.
+        first_messages: Reads what they ask.
         refusals: Counts what is refused.
     """
 
-    def __init__(self, sight: Callable[[], Sight], security: Security, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        sight: Callable[[], Sight],
+        security: Security,
+        first_messages: FirstMessages,
+        refusals: Refusals,
+    ) -> None:
         self._sight = sight
         self._security = security
+        self._first_messages = first_messages
         self._refusals = refusals
         self._answer = b""
         self._made_at = float("-inf")
         self._looks = 0
 
-    async def serve(self, request: bytes, context: Any) -> bytes:
+    async def serve(self, _: object, context: Any) -> None:
         """Answer one look, or refuse it."""
-        code, fault = grpc.StatusCode.INVALID_ARGUMENT, ""
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        answer: bytes | None = None
         try:
             caller = decode_id(dict(context.invocation_metadata()).get(CALLER, b""))
             self._security.check_caller(context, caller.name)
-            check_look(request)
+            check_look(await self._first_messages.read(context))
             answer = self.answer(asyncio.get_running_loop().time())
-        except PeerError as refused:
-            fault = str(refused)
-        else:
-            if answer is not None:
-                return answer
-            code, fault = grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MANY
-        self._refusals.add("", fault)
-        await context.abort(code, fault[:REASON_LIMIT])
-        raise AssertionError("abort raises")
+        except PeerError as fault:
+            code = status_of(fault, code)
+            reason = str(fault)
+        if answer is None:
+            self._refusals.add("", reason)
+            await context.abort(code, reason[:REASON_LIMIT])
+        await context.write(answer)
 
-    def answer(self, now: float) -> bytes | None:
-        """The answer of this moment; None if there were too many looks."""
+    def answer(self, now: float) -> bytes:
+        """The answer of this moment. Raises `BusyError` if there were too many looks."""
         if now - self._made_at >= FRESH_S:
             self._answer = encode_sight(self._sight())
             self._made_at = now
             self._looks = 0
         self._looks += 1
-        return self._answer if self._looks <= MOST_LOOKS else None
+        if self._looks > MOST_LOOKS:
+            raise BusyError(TOO_MANY)
+        return self._answer

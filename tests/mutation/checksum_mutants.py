@@ -76,7 +76,7 @@ CHECKSUM_MUTANTS = (
     Mutant(
         "damage-is-told-as-a-refusal",
         LAW,
-        "transport/server",
+        "transport/statuses",
         "grpc.StatusCode.DATA_LOSS",
         "grpc.StatusCode.INVALID_ARGUMENT",
         SPOILED,

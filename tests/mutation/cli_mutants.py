@@ -105,8 +105,8 @@ CLI_MUTANTS = (
         "looks-have-no-limit",
         7,
         "transport/watching",
-        "if self._looks <= MOST_LOOKS else None",
-        "if self._looks else None",
+        "if self._looks > MOST_LOOKS:",
+        "if False:",
         WATCHING,
     ),
     mutant(

@@ -28,7 +28,36 @@ DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent or hello")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 BEYOND = of("unit/transport/test_grpc_transport", "beyond")
+FIRST = of("unit/transport/test_first_messages")
 SECURITY_MUTANTS = (
+    mutant(
+        "all-first-messages-are-read-at-once",
+        "first_messages",
+        "asyncio.Semaphore(PLACES)",
+        "asyncio.Semaphore(10**9)",
+        FIRST,
+    ),
+    mutant(
+        "a-connection-has-many-first-messages",
+        "first_messages",
+        "if caller in self._callers:",
+        "if False:",
+        FIRST,
+    ),
+    mutant(
+        "a-first-message-may-never-end",
+        "first_messages",
+        "Counter(), self._patience_s)",
+        "Counter(), 60.0)",
+        FIRST,
+    ),
+    mutant(
+        "a-look-is-read-by-grpc",
+        "server",
+        "grpc.stream_stream_rpc_method_handler(self._watch.serve)",
+        "grpc.unary_unary_rpc_method_handler(self._watch.serve)",
+        of("unit/transport/test_grpc_transport", "anybody"),
+    ),
     mutant(
         "plaintext-follows-gossip-beyond-the-machine",
         "security/channels",
@@ -403,7 +432,7 @@ SECURITY_MUTANTS = (
     mutant(
         "hello-to-anybody-inside",
         "server",
-        "            self._security.check_caller(context, theirs.peer.name)\n",
+        "        self._security.check_caller(context, theirs.peer.name)\n",
         "",
     ),
     mutant(

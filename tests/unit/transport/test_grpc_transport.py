@@ -606,6 +606,19 @@ async def test_a_peer_with_too_many_streams_open_is_told_to_come_back(crew):
 
 
 @scenario
+async def test_a_message_that_anybody_may_send_is_not_read_at_once(crew):
+    """It would take up memory from its first byte on."""
+    a, b = await crew.pair()
+    async with grpc.aio.insecure_channel(b.address) as channel:
+        reads = b.transport._server._first_messages
+        with patch.object(reads, "read", side_effect=PeerError("not its turn")):
+            for method in ("Hello", "Watch"):
+                call = channel.stream_stream(f"/{SERVICE}/{method}")
+                rpc = call(metadata=((CALLER, wire.encode_id(a.id)),))
+                assert await asyncio.wait_for(rpc.details(), PATIENCE_S) == "not its turn"
+
+
+@scenario
 async def test_hellos_that_come_too_fast_are_refused(crew):
     b = await crew("b")
     b.transport._server._hellos._left = -1e9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,9 @@ from mend_optim.protocol.sight import (
 )
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER
+from mend_optim.transport.first_messages import FirstMessages
 from mend_optim.transport.limits import check
+from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import BARE, Plaintext
 from mend_optim.transport.watching import FRESH_S, MOST_LOOKS, WatchServer
 from mend_optim.transport.wire import encode_id
@@ -116,13 +118,13 @@ def test_however_many_watch_the_learner_is_asked_as_often() -> None:
         asked.append(1)
         return SIGHT
 
-    server = WatchServer(sight, BARE, Refusals())
-    answers = [server.answer(10.0 + FRESH_S * i / 100_000) for i in range(1000)]
+    server = WatchServer(sight, BARE, FirstMessages(1.0), Refusals())
+    for i in range(1000):
+        within = nullcontext() if i < MOST_LOOKS else pytest.raises(BusyError, match="too many")
+        with within:
+            assert server.answer(10.0 + FRESH_S * i / 100_000)
     assert len(asked) == 1
-    assert [answer is not None for answer in answers] == [True] * MOST_LOOKS + [False] * (
-        1000 - MOST_LOOKS
-    )
-    assert server.answer(10.0 + FRESH_S) is not None
+    assert server.answer(10.0 + FRESH_S)
     assert len(asked) == 2
 
 
@@ -133,8 +135,19 @@ class Refused(Exception):
 class Call:
     """The server's side of one look."""
 
-    def __init__(self, caller: PeerId) -> None:
+    def __init__(self, caller: PeerId, asked: bytes) -> None:
         self._caller = caller
+        self._asked = asked
+        self.answer = b""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:40312"
+
+    async def read(self) -> bytes:
+        return self._asked
+
+    async def write(self, answer: bytes) -> None:
+        self.answer = answer
 
     def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return ((CALLER, encode_id(self._caller)),)
@@ -160,9 +173,10 @@ class Suspicious(Plaintext):
 )
 def test_a_look_that_is_not_to_be_answered_is_refused(name: str, asked: bytes, words: str) -> None:
     refusals = Refusals()
-    server = WatchServer(lambda: SIGHT, Suspicious(""), refusals)
+    server = WatchServer(lambda: SIGHT, Suspicious(""), FirstMessages(1.0), refusals)
     with pytest.raises(Refused, match=words):
-        asyncio.run(server.serve(asked, Call(PeerId(name, 1))))
+        asyncio.run(server.serve(None, Call(PeerId(name, 1), asked)))
     assert len(refusals.counted()) == 1
-    answer = asyncio.run(server.serve(encode_look(), Call(PeerId("b", 1))))
-    assert decode_sight(answer) == SIGHT
+    call = Call(PeerId("b", 1), encode_look())
+    asyncio.run(server.serve(None, call))
+    assert decode_sight(call.answer) == SIGHT

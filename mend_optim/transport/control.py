@@ -151,10 +151,13 @@ class Links:
             dialled: Whether this learner reached it at `address`.
             seed: The configured seed that has this address, if that is how.
         """
+        link = self._links.get(id) or Link(id)
         for past in self:
-            if past.id.name == id.name and past.id != id:
+            if past.id.name == id.name and past is not link:
+                # A new incarnation would else begin with a new burst, as often as it likes.
+                link.inflow = past.inflow
                 self.dismiss(past)
-        link = self._links.setdefault(id, Link(id))
+        self._links[id] = link
         if not dialled:
             link.called(host)
         # the address at which this learner reached a peer is better than the one the peer tells

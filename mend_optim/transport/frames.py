@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -140,8 +140,10 @@ class Assembler:
     def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
         self._limit = limit
         self._allocate = allocate
-        #: The header of the message that has begun; None while there is none.
-        self._header: pb.Header | None = None
+        #: The message that has begun, without its sections; None while there is none.
+        self._bare: Bulk | None = None
+        #: What its header says of these.
+        self._sections: Sequence[pb.Section] = ()
         #: Its fragment, and the bytes of all its sections.
         self.fragment = self.nbytes = 0
         #: The message, once its first bytes have come; its sections' buffers fill up one after the
@@ -158,7 +160,7 @@ class Assembler:
     @property
     def busy(self) -> bool:
         """Whether a message has begun and is not whole yet."""
-        return self._header is not None
+        return self._bare is not None
 
     def feed(self, frame: bytes) -> Bulk | None:
         """Take the next frame; return the message that it completes, if it completes one.
@@ -170,7 +172,7 @@ class Assembler:
             PeerError: The frame is not valid here. Give the stream up; it cannot go on.
         """
         if frame[:1] == bytes([_CHUNK_TAG]):
-            check(self._header is not None, "a chunk arrived outside a message")
+            check(self._bare is not None, "a chunk arrived outside a message")
             self._allocate_sections()
             chunk = _chunk_in(frame)
             if self._checked:
@@ -185,13 +187,12 @@ class Assembler:
         if self._checked:
             check_whole(self._checked, _CHECKSUM, self._payload)
         whole = self._message
-        self._message = None
-        self._header = None
+        self._message = self._bare = None
         return _without_unknown(whole)
 
     def _begin(self, frame: bytes) -> None:
         """Check a header."""
-        check(self._header is None, "a header arrived within a message")
+        check(self._bare is None, "a header arrived within a message")
         parsed = parse(pb.Frame, frame)
         check(parsed.WhichOneof("kind") == "header", "the frame is neither a header nor a chunk")
         header = parsed.header
@@ -207,7 +208,8 @@ class Assembler:
         check_size(f"the payload for fragment {bare.fragment}", nbytes, limit)
         unknown = sum(section.nbytes for section in sections if not is_known(section.name))
         check_size("the payload of unknown sections", unknown, UNKNOWN_LIMIT)
-        self._header = header
+        self._bare = bare
+        self._sections = sections
         self._checked = frame if parsed.checksum else b""
         self._payload = 0
         self.fragment = bare.fragment
@@ -215,11 +217,10 @@ class Assembler:
 
     def _allocate_sections(self) -> None:
         """Make the message of the header, with room for its bytes, unless that is made."""
-        if self._message is not None or self._header is None:
+        if self._message is not None or self._bare is None:
             return
-        sections = self._header.sections
-        packets = {s.name: Packet(s.codec, s.numel, self._buffer(s.nbytes)) for s in sections}
-        self._message = message_from(self._header, packets)
+        packets = {s.name: Packet(s.codec, s.numel, self._buffer(s.nbytes)) for s in self._sections}
+        self._message = replace(self._bare, sections=packets)
         self._unfilled = [packet.data for packet in packets.values() if packet.nbytes]
 
     def _buffer(self, nbytes: int) -> memoryview:

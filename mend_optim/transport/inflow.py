@@ -1,4 +1,5 @@
-"""How fast a peer's control messages are read, and all hellos together."""
+"""How fast a peer's control messages and the headers of its bulky messages are read, and all hellos
+together."""
 
 from __future__ import annotations
 
@@ -14,10 +15,14 @@ HELLO_UNIT = 16 * 1024
 #: Entries of a beat's lists that cost as much as one message more: each takes microseconds to
 #: decode, however few bytes it has.
 ENTRIES = 8
+#: What a frame of a bulky message costs at least, in control messages, and the bytes of one that
+#: costs nothing. Honest peers send few that are smaller: a header, and the end of each section.
+FRAME_COST = 0.25
+LARGE_FRAME = 16 * 1024
 
 
 class Inflow:
-    """Makes the reader of a control stream wait, so that no peer can keep the engine busy.
+    """Makes the reader of a peer's streams wait, so that no peer can keep the engine busy.
 
     gRPC reads no further while its reader waits, and the peer's messages stay with the peer. None
     is lost. No honest peer comes near the rate: it sends a beat per `beat_s`, and a few messages
@@ -46,6 +51,17 @@ class Inflow:
         """Take note of so many entries in the lists of a message that was decoded, and wait as long
         as too much has come."""
         await self._spend(count / ENTRIES)
+
+    async def take_header(self, nbytes: int) -> None:
+        """Take note of the header of a bulky message, and wait as long as too much has come. Do so
+        before it is decoded."""
+        await self._spend(max(FRAME_COST, nbytes / self._unit))
+
+    async def take_chunk(self, nbytes: int) -> None:
+        """Take note of a chunk of a bulky message, and wait as long as too many small ones have
+        come."""
+        if nbytes < LARGE_FRAME:
+            await self._spend(FRAME_COST)
 
     async def _spend(self, cost: float) -> None:
         self._refill()

@@ -89,7 +89,7 @@ class Link:
         self.busy = 0
         #: Streams of the peer's dialling that are open.
         self.served = 0
-        #: How fast its control messages are read, on whatever stream they come.
+        #: How fast its control messages and headers are read, on whatever stream they come.
         self.inflow = Inflow()
         #: When the last control stream closed, or the peer was admitted, by the loop's clock.
         self.down_since = 0.0

@@ -123,6 +123,10 @@ class Carrier:
         inbox = Assembler(limit or self.limit, self._allocate)
         pace: Pace | None = None
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
+            if inbox.busy:
+                await link.inflow.take_chunk(len(frame))
+            else:
+                await link.inflow.take_header(len(frame))
             message = inbox.feed(frame)
             self._handler.heard(link.id, inbox.fragment)
             if pace:

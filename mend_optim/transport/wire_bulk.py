@@ -8,7 +8,7 @@ from dataclasses import replace
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.lineage import Claim, Entry, Lineage
 from mend_optim.protocol.messages import Bulk, Offer, Seal, Sections, State
-from mend_optim.protocol.peer_limits import OTHERS_LIMIT
+from mend_optim.protocol.peer_limits import MOST_LEARNERS, OTHERS_LIMIT
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
     check,
@@ -151,7 +151,7 @@ def _seal(seal: Seal) -> pb.Seal:
 
 
 def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
-    members = checked_list("members", seal.members)
+    members = checked_list("members", seal.members, MOST_LEARNERS)
     shares = tuple(_to_share(member) for member in members)
     return Seal(
         sealer=to_id(seal.sealer),
@@ -161,7 +161,8 @@ def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
         members=tuple(_to_entry(member) for member in members),
         weights=tuple(checked_number("weight", m.weight, 1.0) for m in members),
         absent=tuple(
-            checked_name("peer name", name) for name in checked_list("absent peers", seal.absent)
+            checked_name("peer name", name)
+            for name in checked_list("absent peers", seal.absent, MOST_LEARNERS)
         ),
         reason=checked_name("reason", seal.reason, may_be_empty=True),
         payload=checked_digest("digest", seal.payload),

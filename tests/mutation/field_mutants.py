@@ -44,7 +44,7 @@ CHECKS = {
         ('checked_list("paces", beat.paces, PACE_LIMIT)', "beat.paces"),
     ),
     "transport/wire_bulk": (
-        ('checked_list("members", seal.members)', "seal.members"),
+        ('checked_list("members", seal.members, MOST_LEARNERS)', "seal.members"),
         ('checked_count("tokens of a residual", told.again_tokens)', "told.again_tokens"),
         ('checked_count("steps of a residual", told.again_steps)', "told.again_steps"),
         ('checked_count("number of an offer", member.seq)', "member.seq"),
@@ -62,7 +62,7 @@ CHECKS = {
         ('checked_digest("content", state.content)', "state.content"),
         ("checked_genesis(lineage.genesis)", "lineage.genesis"),
         ('checked_name("peer name", name)', "name"),
-        ('checked_list("absent peers", seal.absent)', "seal.absent"),
+        ('checked_list("absent peers", seal.absent, MOST_LEARNERS)', "seal.absent"),
     ),
     "transport/wire_parts": (
         ('checked_name("peer name", peer.name)', "peer.name"),

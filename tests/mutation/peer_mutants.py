@@ -762,8 +762,8 @@ PEER_MUTANTS = (
         of("unit/transport/test_stream"),
     ),
     # Frames.
-    unchecked("chunks-without-a-header", "transport/frames", "self._header is not None", FRAMES),
-    unchecked("headers-within-a-message", "transport/frames", "self._header is None", FRAMES),
+    unchecked("chunks-without-a-header", "transport/frames", "self._bare is not None", FRAMES),
+    unchecked("headers-within-a-message", "transport/frames", "self._bare is None", FRAMES),
     unchecked(
         "acks-begin-a-message", "transport/frames", 'parsed.WhichOneof("kind") == "header"', FRAMES
     ),

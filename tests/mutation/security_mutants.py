@@ -28,8 +28,49 @@ DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent or hello")
 PROBE = of("unit/transport/security/test_probe")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 BEYOND = of("unit/transport/test_grpc_transport", "beyond")
+PACED = of("unit/transport/test_receiving", "headers_and_small")
+FRAMES = of("unit/transport/test_transfers", "small_chunks_count")
 FIRST = of("unit/transport/test_first_messages")
 SECURITY_MUTANTS = (
+    mutant("headers-cost-nothing", "inflow", "max(FRAME_COST, nbytes / self._unit)", "0", PACED),
+    mutant("large-headers-cost-little", "inflow", "FRAME_COST, nbytes", "FRAME_COST, 0", PACED),
+    mutant("small-chunks-cost-nothing", "inflow", "if nbytes < LARGE_FRAME:", "if False:", PACED),
+    mutant("large-chunks-cost", "inflow", "if nbytes < LARGE_FRAME:", "if True:", PACED),
+    mutant(
+        "nobody-counts-headers",
+        "transfers",
+        "await link.inflow.take_header(len(frame))",
+        "pass",
+        FRAMES,
+    ),
+    mutant(
+        "nobody-counts-chunks",
+        "transfers",
+        "await link.inflow.take_chunk(len(frame))",
+        "pass",
+        FRAMES,
+    ),
+    mutant(
+        "a-new-incarnation-is-read-faster",
+        "control",
+        "link.inflow = past.inflow",
+        "pass",
+        of("unit/transport/test_links"),
+    ),
+    mutant(
+        "a-seal-has-any-number-of-members",
+        "wire_bulk",
+        "seal.members, MOST_LEARNERS",
+        "seal.members",
+        of("unit/transport/test_wire_limits", "no_more_learners"),
+    ),
+    mutant(
+        "a-seal-lacks-any-number-of-learners",
+        "wire_bulk",
+        "seal.absent, MOST_LEARNERS",
+        "seal.absent",
+        of("unit/transport/test_wire_limits", "no_more_learners"),
+    ),
     mutant(
         "all-first-messages-are-read-at-once",
         "first_messages",

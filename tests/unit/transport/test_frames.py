@@ -17,6 +17,7 @@ from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import INCARNATIONS, Key, PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Seal
+from mend_optim.transport import frames
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import (
     ACK,
@@ -27,6 +28,7 @@ from mend_optim.transport.frames import (
     to_frames,
 )
 from mend_optim.transport.limits import GENESIS_LIMIT, UNKNOWN_LIMIT
+from mend_optim.transport.wire_bulk import message_from
 from tests.support.depth import many
 from tests.unit.transport.generated import BULK, CONTROL
 from tests.unit.transport.recorder import packet
@@ -242,6 +244,21 @@ def test_unknown_sections_are_bounded_together():
     fault = f"the payload of unknown sections is {2 * half} bytes; the limit is {UNKNOWN_LIMIT}"
     with pytest.raises(PeerError, match=fault):
         Assembler(lambda fragment: 1 << 40, fresh).feed(offer_with(named))
+
+
+def test_a_header_is_decoded_once(monkeypatch):
+    """One with the greatest lists takes a tenth of a second."""
+    decoded = []
+
+    def counted(header, sections):
+        decoded.append(header)
+        return message_from(header, sections)
+
+    monkeypatch.setattr(frames, "message_from", counted)
+    sent = replace(GOOD, sections={"delta": packet(b"12345678")})
+    (message,) = assembled(list(to_frames(sent)))
+    assert contents(message) == contents(sent)
+    assert len(decoded) == 1
 
 
 def test_nothing_is_allocated_before_the_first_chunk():

@@ -88,6 +88,15 @@ class Open:
 
 
 @virtual
+async def test_a_new_incarnation_is_read_no_faster() -> None:
+    """A peer may say hello again as often as it likes."""
+    links = Links(Recorder("a"), Mock(), Goodbyes(None))
+    first = links.admit(PeerId("b", 1), "b:1", "b")
+    assert links.admit(PeerId("b", 2), "b:1", "b").inflow is first.inflow
+    assert links.admit(PeerId("c", 1), "c:1", "c").inflow is not first.inflow
+
+
+@virtual
 async def test_a_peer_that_was_dismissed_is_down_before_it_comes_back() -> None:
     """Its former stream may end after its new one has begun. The learner would take the peer for
     one without a stream as long as the new one stands."""

@@ -11,7 +11,15 @@ import pytest
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.transport.inflow import BURST, ENTRIES, RATE, UNIT, Inflow
+from mend_optim.transport.inflow import (
+    BURST,
+    ENTRIES,
+    FRAME_COST,
+    LARGE_FRAME,
+    RATE,
+    UNIT,
+    Inflow,
+)
 from mend_optim.transport.receiving import (
     LEAST_RATE,
     SUPERSEDED,
@@ -222,6 +230,22 @@ async def test_a_message_with_many_entries_costs_as_much_as_many() -> None:
     for _ in range(5):
         await inflow.take_entries(1 << 14)
     cost = 5 * (1 << 14) / ENTRIES
+    assert now() - began == pytest.approx((cost - BURST) / RATE, abs=0.01)
+
+
+@virtual
+async def test_headers_and_small_chunks_come_at_a_bounded_rate_and_large_chunks_at_any() -> None:
+    inflow = Inflow()
+    await asyncio.sleep(1000.0)
+    began = now()
+    for _ in range(100_000):
+        await inflow.take_chunk(LARGE_FRAME)
+    assert now() == began
+    for _ in range(10_000):
+        await inflow.take_chunk(1)
+        await inflow.take_header(100)
+    await inflow.take_header(1 << 20)
+    cost = 20_000 * FRAME_COST + (1 << 20) / UNIT
     assert now() - began == pytest.approx((cost - BURST) / RATE, abs=0.01)
 
 

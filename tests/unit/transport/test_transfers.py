@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -523,6 +524,22 @@ BEGINNINGS = {
     "Push": (offer_of, "peer a#1 answered a want with a Offer for fragment 0"),
     "PassOn": (seal_of, "peer a#1 passed on a Seal for fragment 0"),
 }
+
+
+@scenario
+async def test_headers_and_small_chunks_count_before_they_are_read(a, b):
+    """What is refused costs as much to decode."""
+    took = Mock(wraps=b.link.inflow, take_header=AsyncMock(), take_chunk=AsyncMock())
+    b.link.inflow = took
+    cable = Cable()
+    header, *chunks = to_frames(offer_of(a))
+    for frame in (header, chunks[0][:-1]):
+        await cable.carry("up", frame)
+    await b.serve("Exchange", cable)
+    (fault,) = b.faults
+    assert fault.startswith("a frame announces a chunk of")
+    took.take_header.assert_awaited_once_with(len(header))
+    took.take_chunk.assert_awaited_once_with(len(chunks[0]) - 1)
 
 
 @pytest.mark.parametrize("method", BEGINNINGS)

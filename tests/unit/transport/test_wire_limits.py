@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message as Proto
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT
+from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, MOST_LEARNERS
 from mend_optim.protocol.proofs import PROOF_LIMIT
 from mend_optim.protocol.survey_words import CHUNK_BYTES, TOKEN_BYTES
 from mend_optim.transport import wire, wire_bulk, wire_sight, wire_survey
@@ -301,3 +301,12 @@ def test_an_anchor_lists_no_more_authors_than_the_limit(count: int) -> None:
     authors = [pb.Merged(peer=pb.PeerId(name=f"{i:x}", incarnation=1)) for i in range(count)]
     state = pb.State(peer=PEER, lineage=pb.Lineage(key=KEY, merged=authors))
     assert is_refused(bare, pb.Header(state=state)) == (count > COUNT_LIMIT)
+
+
+@pytest.mark.parametrize("count", [MOST_LEARNERS, MOST_LEARNERS + 1])
+def test_a_seal_tells_of_no_more_learners_than_there_may_be(count: int) -> None:
+    names = [f"{i:x}" for i in range(count)]
+    member = pb.Member(peer=PEER, seq=1, tokens=1, steps=1, weight=1.0)
+    for lists in ({"absent": names}, {"members": [member] * count}):
+        seal = pb.Seal(sealer=PEER, base=bytes(32), key=KEY, payload=bytes(32), **lists)
+        assert is_refused(bare, pb.Header(seal=seal)) == (count > MOST_LEARNERS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import PART, placed
+from mend_optim.codecs.packing import MOST, PART, placed
 
 MERGES = ("norm_preserving", "mean", "rda", "trimmed_mean", "median", "centered_clip")
 #: The merges in which each member has a share. A median would ignore the residual that a single
@@ -75,16 +75,23 @@ def _add(delta: Tensor, weight: float, out: Tensor, scratch: Tensor, first: bool
         out.add_(torch.mul(delta, weight, out=scratch[: out.numel()]))
 
 
+def block_norm(block: Tensor) -> float:
+    """‖x‖₂ of at most `FINE` elements. A float32 norm overflows long before the elements do: from
+    about 10¹⁷ on."""
+    norm = float(torch.linalg.vector_norm(block))
+    if math.isinf(norm):
+        norm = float(torch.linalg.vector_norm(block, dtype=torch.float64))
+    return norm
+
+
 def _norm(values: Tensor) -> float:
     """‖x‖₂, block by block: torch's float32 norm of a large tensor is off in the third digit."""
-    norms = (
-        float(torch.linalg.vector_norm(values[block])) for block in blocks(values.numel(), FINE)
-    )
+    norms = (block_norm(values[block]) for block in blocks(values.numel(), FINE))
     return math.sqrt(math.fsum(norm**2 for norm in norms))
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """‖a − b‖₂, block by block. Infinite where a square overflows."""
+    """‖a − b‖₂, block by block."""
     norms = (_norm(a[block] - b[block]) for block in blocks(a.numel(), FINE))
     return math.sqrt(math.fsum(norm**2 for norm in norms))
 
@@ -96,16 +103,17 @@ def radial_directional(
     2604.21428).
 
     The norm of the result does not shrink with the number of nearly orthogonal members. Where
-    directions cancel up to rounding, the result is the plain mean. `offsets` bound the tensors in
-    the flat buffers."""
+    directions cancel up to rounding, the result is the plain mean. So it is where R is so large
+    that the result might not be finite. `offsets` bound the tensors in the flat buffers."""
     for start, stop in itertools.pairwise(offsets):
         parts = [delta[start:stop] for delta in deltas]
         norms = [_norm(part) for part in parts]
         unit = [weight / norm if norm > 0 else 0.0 for weight, norm in zip(w, norms, strict=True)]
         merged = weighted_mean(parts, unit, out[start:stop])
         length = _norm(merged)
-        if length > 1e-6:
-            merged.mul_(sum(weight * norm for weight, norm in zip(w, norms, strict=True)) / length)
+        radius = sum(weight * norm for weight, norm in zip(w, norms, strict=True))
+        if length > 1e-6 and radius / length <= MOST:
+            merged.mul_(radius / length)
         else:
             weighted_mean(parts, w, merged)
     return out

@@ -25,7 +25,7 @@ from torch import Tensor
 from mend_optim.codecs.packing import MOST, RAW, raw, view
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import SCALE, Packet, Sections
-from mend_optim.worker.merge import FINE, blocks
+from mend_optim.worker.merge import FINE, block_norm, blocks
 
 #: Relative slack of the upper bound, because f travels as float32.
 SLACK = 1e-6
@@ -76,7 +76,7 @@ class Lengths:
             values = part[start - here.start : stop - here.start]
             # A float32 norm of a larger block would be wrong in its third digit.
             for block in blocks(values.numel(), FINE):
-                self.squares[tensor] += float(torch.linalg.vector_norm(values[block])) ** 2
+                self.squares[tensor] += block_norm(values[block]) ** 2
             start, tensor = stop, tensor + 1
 
     def norms(self) -> list[float]:
@@ -84,7 +84,7 @@ class Lengths:
         return [math.sqrt(square) for square in self.squares]
 
     def rms(self) -> float:
-        """The root mean square of all elements; infinite if it is beyond float32."""
+        """The root mean square of all elements."""
         return math.sqrt(math.fsum(self.squares) / max(1, self.offsets[-1]))
 
 

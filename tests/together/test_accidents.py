@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import Guard, MendOptimizer, PowerSGD
+from mend_optim.worker.merge import MERGES
 from mend_optim.worker.offer_sizes import KEPT
 from tests.support.checkpoints import newcomer
 from tests.support.depth import DEEP
@@ -41,6 +42,7 @@ Ruin = Callable[[Tensor], object]
 ACCIDENTS: dict[str, Ruin] = {
     "times 100": lambda weight: weight.mul_(100.0),
     "times 1e10": lambda weight: weight.mul_(1e10),
+    "times 1e22": lambda weight: weight.mul_(1e22),
     "2 to the 100": lambda weight: weight[0, 3].fill_(2.0**100),
     "nan": lambda weight: weight[0, 3].fill_(float("nan")),
 }
@@ -232,6 +234,17 @@ def test_the_guard_refuses_whatever_the_merge_and_the_codec_are(options: dict[st
         # Without `adopt_after`, nothing may have been merged since the last rest.
         is_free = options.get("adopt_after", 0) is None
         check_account(some, most=BEFORE + 2 * H if is_free else 6 * H)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_no_merge_stops_at_numbers_whose_squares_are_beyond_float32(merge: str) -> None:
+    with trainers(merge=merge) as (some, watches):
+        offer_ruined(some, ACCIDENTS["times 1e22"])
+        train_to_the_end(some, 2 * H)
+        assert watches[-1].until("outsized")[0].facts["refused"]
+        watches[-1].until("healed")
+        train_to_the_end(some, AFTER)
+        check_account(some)
 
 
 def test_the_guard_may_scale_an_offer_down() -> None:

@@ -119,6 +119,17 @@ def test_it_is_refused_whatever_the_merge_and_the_codec_are(scheme: str, codec: 
     assert all(map(torch.equal, trio.anchors, before))
 
 
+@pytest.mark.parametrize("scheme", MERGES)
+@pytest.mark.parametrize("size", [1e17, 1e22, 1e35])
+def test_it_is_refused_however_large_it_is(scheme: str, size: float) -> None:
+    """From 1e17 on, its squares are beyond float32. A fault would have the same offers come again,
+    and so stop merging for everybody."""
+    trio = Trio(scheme=scheme)
+    trio.train()
+    done, _ = trio.learners[0].anchors.perform(trio.merge(trio.offers(accident(size))))
+    assert (done.fault, set(done.outsized)) == ("", {2})
+
+
 def test_the_round_goes_on_with_the_others_and_tells_everybody() -> None:
     trio = Trio()
     trio.train()

@@ -68,6 +68,12 @@ def test_the_lengths_of_parts_are_the_norms_of_the_tensors(data: st.DataObject) 
     assert lengths.norms() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+def test_the_length_of_large_numbers_is_finite() -> None:
+    """Their squares are beyond float32."""
+    assert lengths_of(torch.tensor([3.0, -4.0]) * 2.0**123, [0, 2]) == [5 * 2.0**123]
+    assert lengths_of(torch.tensor([1.0, math.inf]), [0, 2]) == [math.inf]
+
+
 def test_the_length_of_a_large_tensor_is_right_to_the_fifth_digit() -> None:
     """A float32 norm of all of it at once may be off in the third."""
     values = torch.full((1 << 22,), 0.1)

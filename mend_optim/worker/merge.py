@@ -139,7 +139,12 @@ def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> T
     cut = int(trim * len(deltas))
     for block in blocks(out.numel(), FINE):
         ordered = _ordered([delta[block] for delta in deltas])
-        torch.mean(torch.stack(ordered[cut : len(deltas) - cut]), dim=0, out=out[block])
+        kept = torch.stack(ordered[cut : len(deltas) - cut])
+        mean = torch.mean(kept, dim=0, out=out[block])
+        # The sum of large numbers may overflow.
+        if not finite(mean):
+            exact = torch.mean(kept, dim=0, dtype=torch.float64)
+            mean.copy_(torch.where(mean.isfinite(), mean, exact))
     return out
 
 

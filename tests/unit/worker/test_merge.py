@@ -163,7 +163,7 @@ def test_a_fragment_of_empty_tensors_merges_to_nothing(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", merge.MERGES)
-@given(st.data(), st.integers(1, 5), st.integers(1, 4))
+@given(st.data(), st.integers(1, 9), st.integers(1, 4))
 def test_a_merge_is_finite_whatever_packets_hold(
     scheme: str, data: st.DataObject, members: int, numel: int
 ) -> None:
@@ -256,6 +256,18 @@ def test_trimmed_mean_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) 
     assert merged("trimmed_mean", deltas, w).tolist() == pytest.approx(
         expected, abs=10 * EPS * span(deltas)
     )
+
+
+def test_a_mean_of_values_whose_sum_is_beyond_float32_is_right() -> None:
+    """Nothing else in the block changes by a bit."""
+    deltas = randn(9, 50)
+    before = merged("trimmed_mean", deltas, [1 / 9] * 9)
+    for delta in deltas:
+        delta[7] = MOST
+    found = merged("trimmed_mean", deltas, [1 / 9] * 9)
+    assert found[7] == MOST
+    others = torch.arange(50) != 7
+    assert torch.equal(found[others], before[others])
 
 
 @given(contributions(most=9))

@@ -483,27 +483,35 @@ def judged(
     norm: float,
     clip: bool,
 ) -> list[tuple[float, float]]:
-    """(times, factor) of each offer (RMS, steps) of a round, after these merged ones."""
+    """(times, factor) of each offer (RMS, steps) of a round, after these merged ones. No offer
+    beyond 2^64 is merged as it is, and none is scaled by less than 2^-126. No number above 1e30 is
+    told."""
 
     def expected(of: list[tuple[float, int]], steps: int) -> list[float]:
         return [size * steps / n if steps > n else size for size, n in of]
 
     verdicts = []
     for i, offer in enumerate(found):
-        if offer is None or len(known) < 5:
+        if offer is None:
             verdicts.append((0.0, 1.0))
             continue
         size, steps = offer
+        if len(known) < 5:
+            verdicts.append((0.0, 1.0) if size <= 2.0**64 else (min(size, 1e30), 0.0))
+            continue
         taken = expected(list(known), steps)
         usual = next(t for t in sorted(taken) if 4 * sum(u <= t for u in taken) > 3 * len(taken))
         others = [o for k, o in enumerate(found) if o is not None and k != i]
         alike = bool(others) and size <= norm * statistics.median(expected(others, steps))
+        scaled = norm * usual / size
         if size <= norm * usual:
             verdicts.append((0.0, 1.0))
-        elif alike or refusals >= 3:
+        elif size <= 2.0**64 and (alike or refusals >= 3):
             verdicts.append((-size / usual, 1.0))
         else:
-            verdicts.append((size / usual, norm * usual / size if clip else 0.0))
+            verdicts.append(
+                (min(size / usual, 1e30), scaled if clip and scaled >= 2.0**-126 else 0.0)
+            )
     return verdicts
 
 

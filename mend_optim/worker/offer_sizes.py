@@ -44,6 +44,8 @@ PATIENCE = 3
 HUGEST = 2.0**64
 #: Larger numbers are told as this one: they travel as float32.
 MOST_TOLD = 1e30
+#: No offer is scaled down by less: float32 rounds a smaller factor too much.
+LEAST_FACTOR = 2.0**-126
 #: Larger counts of steps are not exact in float32.
 MOST_STEPS = 2**24
 
@@ -97,9 +99,9 @@ class Size(NamedTuple):
 class Judged(NamedTuple):
     """One offer of a round.
 
-    `times` says how many times the usual size it is: 0 if it is not outsized, below 0 if that size
-    is the usual one from here on. `factor` is 0 if the offer is refused, and less than 1 if it is
-    to be scaled down."""
+    `rms` is at most `MOST_TOLD`. `times` says how many times the usual size it is: 0 if it is not
+    outsized, below 0 if that size is the usual one from here on. `factor` is 0 if the offer is
+    refused, and less than 1 if it is to be scaled down."""
 
     rms: float
     times: float = 0.0
@@ -134,16 +136,18 @@ class SizeHistory:
 
     def _judge(self, guard: Guard | None, size: Size, others: Sequence[Size]) -> Judged:
         usual = self.usual(size.steps)
+        told = min(size.rms, MOST_TOLD)
         times = min(size.rms / usual, MOST_TOLD) if usual else 0.0
         if size.rms > HUGEST and not (guard and guard.clip and usual):
-            return Judged(size.rms, times or size.rms, 0.0)
+            return Judged(told, times or told, 0.0)
         if guard is None or usual is None or times <= guard.norm:
-            return Judged(size.rms)
+            return Judged(told)
         expected = median(other.taken_to(size.steps) for other in others) if others else 0.0
         are_alike = size.rms <= min(guard.norm * expected, HUGEST)
         if are_alike or (self.refusals >= PATIENCE and size.rms <= HUGEST):
-            return Judged(size.rms, -times)
-        return Judged(size.rms, times, guard.norm * usual / size.rms if guard.clip else 0.0)
+            return Judged(told, -times)
+        factor = guard.norm * usual / size.rms if guard.clip else 0.0
+        return Judged(told, times, factor if factor >= LEAST_FACTOR else 0.0)
 
     # ── everybody remembers ───────────────────────────────────────────────────────────────────────
 
@@ -234,8 +238,7 @@ def refused_in(judged: Sequence[Judged]) -> dict[int, Outsize]:
 def sizes_of(offers: Sequence[Offer], rms: Mapping[int, float]) -> list[Size | None]:
     """The sizes of these offers, given those that were measured by the offer's index."""
     return [
-        Size(min(rms[i], MOST_TOLD), offer.steps) if _is_judged(offer) else None
-        for i, offer in enumerate(offers)
+        Size(rms[i], offer.steps) if _is_judged(offer) else None for i, offer in enumerate(offers)
     ]
 
 

@@ -158,11 +158,12 @@ def test_a_round_may_be_of_nothing_but_refused_offers() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
-def test_a_clipped_offer_is_merged_at_the_bound(codec: str) -> None:
+@pytest.mark.parametrize("size", [1e6, 1e18, 1e25, 1e33, 1e36])
+def test_a_clipped_offer_is_merged_at_the_bound(codec: str, size: float) -> None:
     trio = Trio(guard=Guard(clip=True), codec=codec)
     trio.train()
     before = trio.anchors[1].clone()
-    offers = trio.offers(accident(1e6))
+    offers = trio.offers(accident(size))
     seal = trio.learners[0].seal_from(trio.merge(offers))
     assert set(seal.sections) == {MERGED, SIZES}
     assert [set(found) for found in trio.take(seal)] == [{2}] * 3

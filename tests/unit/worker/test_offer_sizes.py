@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim import Guard, PeerError, UsageError
-from mend_optim.codecs.packing import raw
+from mend_optim.codecs.packing import MOST, raw
 from mend_optim.engine.effects import Outsize
 from mend_optim.protocol.lineage import Entry, PeerId
 from mend_optim.protocol.messages import SIZES, Packet, Seal
@@ -20,6 +21,7 @@ from mend_optim.worker.offer_sizes import (
     FEWEST,
     HUGEST,
     KEPT,
+    LEAST_FACTOR,
     MOST_TOLD,
     PATIENCE,
     Judged,
@@ -39,9 +41,11 @@ GUARD = Guard()
 USUAL = [Size(1.0, 4)] * FEWEST
 
 rms = st.floats(2.0**-20, 2.0**40, width=32)
-sizes = st.builds(Size, rms, st.integers(1, 50))
+steps = st.integers(1, 50)
+sizes = st.builds(Size, rms, steps)
 histories = st.lists(sizes, max_size=KEPT)
-rounds = st.lists(st.one_of(st.none(), sizes), min_size=1, max_size=5)
+huge = st.builds(Size, st.floats(2.0**40, 2.0**126, width=32) | st.just(math.inf), steps)
+rounds = st.lists(st.one_of(st.none(), sizes, huge), min_size=1, max_size=5)
 
 
 def history_of(known: Sequence[Size], refusals: int = 0) -> SizeHistory:
@@ -149,9 +153,26 @@ def test_nothing_is_endless_with_or_without_a_guard() -> None:
     assert not refused_in(history_of(USUAL).judge(Guard(clip=True), [Size(MOST_TOLD, 4)]))
 
 
-def test_a_clipped_offer_has_the_greatest_size_that_is_not_outsized() -> None:
-    (judged,) = judge(Size(80.0, 8), clip=True)
-    assert judged.factor * 80.0 == pytest.approx(8 * 2)
+@pytest.mark.parametrize("size", [80.0, 1e17, 1e33, MOST])
+def test_a_clipped_offer_has_the_greatest_size_that_is_not_outsized(size: float) -> None:
+    (judged,) = judge(Size(size, 8), clip=True)
+    assert judged.factor * size == pytest.approx(8 * 2)
+
+
+def test_an_offer_that_float32_cannot_scale_down_is_refused() -> None:
+    """The greatest RMS of all, when the usual one is tiny."""
+    known = [Size(2.0**-10, 4)] * FEWEST
+    assert judge(Size(2.0**119, 4), known=known, clip=True)[0].factor == LEAST_FACTOR
+    assert set(refused_in(judge(Size(2.0**120, 4), known=known, clip=True))) == {0}
+
+
+@pytest.mark.parametrize("known", [[], USUAL])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("size", [MOST, math.inf])
+def test_a_size_however_large_can_be_told(known: list[Size], clip: bool, size: float) -> None:
+    (judged,) = judge(Size(size, 4), known=known, clip=clip)
+    seal = replace(sealed((4, 1.0, 0.0)), sections={SIZES: sizes_packet([judged], {})})
+    assert read_sizes(seal) == [pytest.approx((MOST_TOLD, MOST_TOLD))]
 
 
 # ── what is remembered ────────────────────────────────────────────────────────────────────────────
@@ -264,6 +285,10 @@ def test_residuals_and_empty_offers_are_not_judged() -> None:
     work, nothing = offer_of(ME), offer_of(PEER, steps=0)
     flush = replace(offer_of(THIRD), again=(40, 4))
     assert sizes_of([work, nothing, flush], {0: 2.0, 2: 3.0}) == [Size(2.0, 4), None, None]
+
+
+def test_an_offer_is_judged_by_its_true_size() -> None:
+    assert sizes_of([offer_of(ME)], {0: 1e33}) == [Size(1e33, 4)]
 
 
 # ── the policy ────────────────────────────────────────────────────────────────────────────────────

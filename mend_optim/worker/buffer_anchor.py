@@ -19,6 +19,7 @@ from mend_optim.model.layout import BufferFragment
 from mend_optim.protocol.messages import MERGED, Offer, Packet, State, section
 from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.correction import BufferCorrection, Reading
+from mend_optim.worker.merge import FINE, blocks
 from mend_optim.worker.seal_payload import payload_digest
 
 
@@ -138,10 +139,10 @@ class BufferAnchor:
             found = self.fragment.view(place, values)
             if not found.is_floating_point():
                 continue
-            wide, known = found.double(), self.fragment.view(place, self.theta).double()
-            alike = (wide == known) | (wide.isnan() & known.isnan())
-            if not bool((wide.isfinite() | alike).all()):
-                raise PeerError(f"Buffer {name} is not finite")
+            known = self.fragment.view(place, self.theta)
+            for block in blocks(found.numel(), FINE):
+                if not _sound(found.view(-1)[block].double(), known.view(-1)[block].double()):
+                    raise PeerError(f"Buffer {name} is not finite")
 
     def _read(self, packet: Packet) -> Tensor:
         """The values of a received packet. Raises `PeerError`."""
@@ -185,6 +186,12 @@ def _values(packet: Packet) -> Tensor:
     return view(packet.data, torch.int64).view(torch.uint8)
 
 
+def _sound(values: Tensor, known: Tensor) -> bool:
+    """Whether every value is finite, or the one that is known there."""
+    alike = (values == known) | (values.isnan() & known.isnan())
+    return bool((values.isfinite() | alike).all())
+
+
 def mean_buffers(
     fragment: BufferFragment,
     values: Sequence[Tensor],
@@ -194,10 +201,10 @@ def mean_buffers(
 ) -> None:
     """The weighted mean of buffers, in `out`: flat bytes, as all `values` are.
 
-    Floating-point elements are summed in float64 and rounded once, to their dtype. Where all
-    members agree, that is their value to the bit, and else it lies between the least and the
-    greatest. Integers and bools are those of the member with the most tokens, the first of equal
-    ones. Members that weigh nothing count for neither."""
+    Floating-point elements are summed in float64, a block at a time, and rounded once, to their
+    dtype. Where all members agree, that is their value to the bit, and else it lies between the
+    least and the greatest. Integers and bools are those of the member with the most tokens, the
+    first of equal ones. Members that weigh nothing count for neither."""
     members = [i for i, weight in enumerate(w) if weight]
     most = max(members, key=lambda i: tokens[i])
     for place in range(len(fragment.names)):
@@ -205,10 +212,12 @@ def mean_buffers(
         if not target.is_floating_point():
             target.copy_(fragment.view(place, values[most]))
             continue
-        wide = [fragment.view(place, values[i]).double() for i in members]
-        least, greatest, mean = wide[0].clone(), wide[0].clone(), torch.zeros_like(wide[0])
-        for i, value in zip(members, wide, strict=True):
-            torch.minimum(least, value, out=least)
-            torch.maximum(greatest, value, out=greatest)
-            mean.add_(value * w[i])
-        target.copy_(mean.clamp_(least, greatest))
+        found = [fragment.view(place, values[i]).view(-1) for i in members]
+        for block in blocks(target.numel(), FINE):
+            wide = [value[block].double() for value in found]
+            least, greatest, mean = wide[0].clone(), wide[0].clone(), torch.zeros_like(wide[0])
+            for i, value in zip(members, wide, strict=True):
+                torch.minimum(least, value, out=least)
+                torch.maximum(greatest, value, out=greatest)
+                mean.add_(value * w[i])
+            target.view(-1)[block].copy_(mean.clamp_(least, greatest))

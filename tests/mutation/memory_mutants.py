@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant_list import Mutant, of
+from tests.mutation.mutant_list import BUFFERS, Mutant, of
 
 ROUND = of("unit/worker/test_round_memory")
 
@@ -22,6 +22,22 @@ MEMORY_MUTANTS = (
         "sealed, self._sealed = self._sealed, None",
         "sealed = self._sealed",
         ROUND,
+    ),
+    Mutant(
+        "all-members-have-a-whole-buffer-in-float64",
+        7,
+        "worker/buffer_anchor",
+        "in blocks(target.numel(), FINE):",
+        "in blocks(target.numel(), target.numel() or 1):",
+        BUFFERS,
+    ),
+    Mutant(
+        "a-whole-buffer-is-checked-in-float64",
+        7,
+        "worker/buffer_anchor",
+        "in blocks(found.numel(), FINE):",
+        "in blocks(found.numel(), found.numel() or 1):",
+        BUFFERS,
     ),
     Mutant(
         "all-fragments-are-due-at-once",

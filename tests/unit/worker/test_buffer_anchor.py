@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.powersgd import PowerSGD
@@ -31,9 +32,10 @@ from mend_optim.model.module_buffers import gather_buffers, move_buffers
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
-from mend_optim.worker.buffer_anchor import mean_buffers
+from mend_optim.worker.buffer_anchor import BufferAnchor, mean_buffers
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import BufferCorrection, Correction, stack
+from mend_optim.worker.merge import FINE
 from mend_optim.worker.outer import DiLoCoNesterov
 from tests import reference
 from tests.support.engines import BASE, GENESIS
@@ -204,6 +206,58 @@ def test_what_all_agree_on_stays_to_the_bit(value: float, last: int) -> None:
         learner.take(learner.advance(seal))
         assert torch.equal(learner.copy(), before)
         assert torch.equal(learner.anchors.fragments[1].theta, before)
+
+
+def packed(*tensors: Tensor) -> tuple[BufferFragment, list[Tensor]]:
+    """Each of these, as the flat values of the same buffer of one learner each."""
+    layout = Layout(["w"], [torch.ones(1)], 1, buffers=[("x", tensors[0])])
+    fragment = layout.fragments[1]
+    assert isinstance(fragment, BufferFragment)
+    values = [torch.zeros(fragment.nbytes, dtype=torch.uint8) for _ in tensors]
+    for tensor, out in zip(tensors, values, strict=True):
+        gather_buffers(fragment, [tensor], out)
+    return fragment, values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [1, FINE, 2 * FINE + 7])
+def test_the_mean_of_parts_of_a_buffer_is_that_of_the_whole_to_the_bit(
+    dtype: torch.dtype, numel: int
+) -> None:
+    draws = torch.Generator().manual_seed(numel)
+    tensors = [torch.randn(numel, generator=draws).to(dtype) for _ in range(5)]
+    tensors[2][-1] = tensors[3][-1] = -math.inf
+    w = [0.1, 0.3, 0.25, 0.15, 0.2]
+    fragment, values = packed(*tensors)
+    out = torch.zeros_like(values[0])
+    mean_buffers(fragment, values, w, [1] * 5, out)
+    wide = torch.stack(tensors).double()
+    mean = torch.zeros(numel, dtype=torch.float64)
+    for value, weight in zip(wide, w, strict=True):
+        mean += value * weight
+    expected = mean.clamp(wide.amin(0), wide.amax(0)).to(dtype)
+    assert torch.equal(fragment.view(0, out), expected)
+
+
+class Largest(TorchDispatchMode):
+    """Finds the size of the largest tensor in float64 that operations give."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype == torch.float64:
+            self.nbytes = max(self.nbytes, found.nbytes)
+        return found
+
+
+def test_no_copy_in_float64_is_as_large_as_a_large_buffer() -> None:
+    fragment, values = packed(*(torch.full((4 * FINE,), float(i)) for i in range(5)))
+    anchor = BufferAnchor(fragment, values[0].clone(), Buffers())
+    with Largest() as largest:
+        mean_buffers(fragment, values, [0.2] * 5, [1] * 5, anchor.theta)
+        anchor.refuse_strange(values[1])
+    assert 0 < largest.nbytes < fragment.nbytes
 
 
 # ── a round ───────────────────────────────────────────────────────────────────────────────────────

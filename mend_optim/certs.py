@@ -97,9 +97,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _init(given: argparse.Namespace) -> str:
     from mend_optim.transport.security.issuing import Authority
 
+    folder = given.directory
+    # Its key may be kept elsewhere, so that the key alone would not show that there is one.
+    is_free = not os.path.lexists(folder / CA)
+    remedy = f"name a new folder, or put {CA_KEY} back to issue more certificates"
+    require(is_free, "DIR", str(folder), f"a folder without an authority's {CA}", remedy)
     begin, end = _validity(AUTHORITY_DAYS)
     authority = Authority.random(begin, end)
-    folder = given.directory
     _make_folder(folder)
     _write_new(folder / CA_KEY, authority.key_pem(), 0o600)
     _write(folder / CA, authority.pem, 0o644)

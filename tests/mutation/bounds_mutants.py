@@ -469,6 +469,22 @@ BOUNDS_MUTANTS = (
         "",
         of("unit/test_certs", "authority"),
     ),
+    Mutant(
+        "an-authority-whose-key-is-elsewhere-is-replaced",
+        8,
+        "certs",
+        "is_free = not os.path.lexists(folder / CA)",
+        "is_free = True",
+        of("unit/test_certs", "elsewhere_stays"),
+    ),
+    Mutant(
+        "a-link-to-an-authority-is-replaced",
+        8,
+        "certs",
+        "os.path.lexists(folder / CA)",
+        "(folder / CA).exists()",
+        of("unit/test_certs", "elsewhere_stays"),
+    ),
     without(
         "sizes-of-anything-are-loaded",
         "worker/checkpoint_reader",

@@ -113,15 +113,44 @@ def test_a_name_that_is_no_folders_goes_where_it_is_told(pki: Path, run: Any) ->
     assert sorted(path.name for path in pki.iterdir()) == ["ca-key.pem", "ca.pem", "out"]
 
 
-@pytest.mark.parametrize("command", ["init", "secret"])
-def test_nothing_is_overwritten(command: str, tmp_path: Path, run: Any) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("init", "DIR must be a folder without an authority's ca.pem, got "),
+        ("secret", "must be a new file: File exists"),
+    ],
+)
+def test_nothing_is_overwritten(command: str, words: str, tmp_path: Path, run: Any) -> None:
     path = tmp_path / "there"
     assert run(command, path)[0] == 0
     files = [path] if path.is_file() else list(path.iterdir())
     before = {file: file.read_bytes() for file in files}
     status, _, error = run(command, path)
-    assert (status, "must be a new file: File exists" in error) == (1, True)
+    assert (status, words in error) == (1, True)
     assert {file: file.read_bytes() for file in files} == before
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["a-file", "a-link-to-nothing"])
+def test_an_authority_whose_key_is_elsewhere_stays(pki: Path, run: Any, is_lost: bool) -> None:
+    (pki / "ca-key.pem").unlink()
+    if is_lost:
+        (pki / "ca.pem").unlink()
+        (pki / "ca.pem").symlink_to(pki / "elsewhere.pem")
+    before = {path.name: path.lstat().st_ino for path in pki.iterdir()}
+    assert run("init", pki) == (
+        1,
+        "",
+        f"DIR must be a folder without an authority's ca.pem, got {str(pki)!r}; name a new folder,"
+        " or put ca-key.pem back to issue more certificates\n",
+    )
+    assert {path.name: path.lstat().st_ino for path in pki.iterdir()} == before
+
+
+def test_an_authority_is_not_made_beside_a_key(pki: Path, run: Any) -> None:
+    (pki / "ca.pem").unlink()
+    status, _, error = run("init", pki)
+    assert (status, "ca-key.pem must be a new file: File exists" in error) == (1, True)
+    assert [path.name for path in pki.iterdir()] == ["ca-key.pem"]
 
 
 def test_a_secret_is_one(tmp_path: Path, run: Any) -> None:

@@ -13,12 +13,14 @@ import argparse
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mend_optim.errors import UsageError, require
+from mend_optim.protocol.peer_limits import is_plain
 from mend_optim.transport.security.certificate import certificates_in, day
 from mend_optim.transport.security.files import (
     CA,
@@ -114,6 +116,12 @@ def _issue(given: argparse.Namespace) -> str:
     require(given.days >= 1, "--days", given.days, "an int >= 1")
     good = given.name.isprintable() and 0 < len(given.name.encode()) <= 200
     require(good, "NAME", given.name, "a printable text of 1 to 200 bytes")
+    if not is_plain(given.name):
+        composed = unicodedata.normalize("NFC", given.name)
+        raise UsageError(
+            "NAME must be in the composed form of Unicode (NFC), as learners have their names, got"
+            f" {given.name!a}; copy it from here: {composed}"
+        )
     is_file = bool(_FILE_NAME.fullmatch(given.name))
     remedy = "say with --out where its files go"
     require(is_file or given.out is not None, "NAME", given.name, "a name of a folder", remedy)

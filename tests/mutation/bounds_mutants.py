@@ -462,6 +462,14 @@ BOUNDS_MUTANTS = (
         of("unit/test_certs", "no_learner_may_have"),
     ),
     Mutant(
+        "names-that-no-peer-takes-are-issued",
+        8,
+        "certs",
+        "if not is_plain(given.name):",
+        "if False:",
+        of("unit/test_certs", "no_peer_takes"),
+    ),
+    Mutant(
         "a-certificate-outlives-its-authority",
         8,
         "certs",

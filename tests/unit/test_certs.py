@@ -219,6 +219,19 @@ def test_names_that_no_learner_may_have_are_refused(pki: Path, run: Any, name: s
     assert (status, error.startswith("NAME must be a printable text of 1 to 200")) == (1, True)
 
 
+def test_a_name_that_no_peer_takes_is_refused(pki: Path, run: Any) -> None:
+    """A learner has the composed form of its name, and peers take no other one."""
+    status, said, error = run("issue", pki, "cafe\u0301", "--out", pki / "out")
+    assert (status, said) == (1, "")
+    assert error == (
+        "NAME must be in the composed form of Unicode (NFC), as learners have their names, got"
+        " 'cafe\\u0301'; copy it from here: caf\u00e9\n"
+    )
+    assert not (pki / "out").exists()
+    assert run("issue", pki, "caf\u00e9", "--out", pki / "out")[0] == 0
+    assert run("check", pki / "out", "--name", "caf\u00e9")[0] == 0
+
+
 def test_the_authority_must_have_its_own_key(pki: Path, run: Any, tmp_path: Path) -> None:
     assert run("issue", tmp_path, "a")[2].startswith("DIR must be a file that this process can")
     (pki / "ca.pem").write_bytes(new_authority().pem)

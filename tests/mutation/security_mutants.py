@@ -601,8 +601,29 @@ SECURITY_MUTANTS = (
     mutant(
         "denied-in-one-spelling",
         "security/files",
-        "return plain if _SHA256.fullmatch(plain) else entry",
-        "return entry",
+        "if _SHA256.fullmatch(plain):\n        return plain\n",
+        "if _SHA256.fullmatch(plain):\n        return entry\n",
+        FILES,
+    ),
+    mutant(
+        "the-first-of-the-denied-has-a-mark",
+        "security/files",
+        'decode("utf-8-sig")',
+        "decode()",
+        FILES,
+    ),
+    mutant(
+        "denied-in-one-form-of-unicode",
+        "security/files",
+        'checked_name("name", unicodedata.normalize("NFC", entry))',
+        'checked_name("name", entry)',
+        FILES,
+    ),
+    mutant(
+        "denied-whom-nobody-can-be",
+        "security/files",
+        'checked_name("name", unicodedata.normalize("NFC", entry))',
+        'unicodedata.normalize("NFC", entry)',
         FILES,
     ),
     mutant(

@@ -7,10 +7,12 @@ import os
 import re
 import ssl
 import time
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.transport.limits import checked_name
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, name_in, uri_of
@@ -120,21 +122,37 @@ def _first(source: str, path: Path, pem: bytes) -> Certificate:
 
 
 def _read_denied(source: str, path: Path) -> frozenset[str]:
-    """Read the names and SHA-256s of `deny.txt`: one a line; `#` begins a comment line."""
+    """Read the names and SHA-256s of `deny.txt`: one a line; `#` begins a comment line. An entry
+    that fits nobody is refused: it would leave somebody in who is to be shut out."""
     if not path.exists():
         return frozenset()
     try:
-        lines = read_file(source, path).decode().splitlines()
+        # Some editors put a byte-order mark before the first entry.
+        lines = read_file(source, path).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise UsageError(f"{source} must be text in UTF-8, got {path}") from None
-    entries = (line.strip() for line in lines if not line.startswith("#"))
-    return frozenset(_entry(entry) for entry in entries if entry)
+    denied = set()
+    for number, line in enumerate(lines, 1):
+        entry = line.strip()
+        if not entry or line.startswith("#"):
+            continue
+        try:
+            denied.add(_entry(entry))
+        except PeerError as fault:
+            raise UsageError(
+                f"{source} must have a learner's name or a certificate's SHA-256 on each line of"
+                f" {path}, got another text on line {number}: {fault}"
+            ) from None
+    return frozenset(denied)
 
 
 def _entry(entry: str) -> str:
-    """A SHA-256, which tools print in several ways, in one form; a name as it is."""
+    """A SHA-256, which tools print in several ways, in one form; a name in the form that learners
+    have. Raises `PeerError` if it is neither."""
     plain = entry.replace(":", "").lower()
-    return plain if _SHA256.fullmatch(plain) else entry
+    if _SHA256.fullmatch(plain):
+        return plain
+    return checked_name("name", unicodedata.normalize("NFC", entry))
 
 
 def _check_key(source: str, path: Path, own: Certificate) -> None:

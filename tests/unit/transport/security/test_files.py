@@ -286,6 +286,34 @@ def test_the_denied_are_read_in_any_spelling(directory: Path) -> None:
     assert denied == {"b", "the other", digest}
 
 
+def test_the_denied_are_read_in_any_form_of_unicode(directory: Path) -> None:
+    files_of(directory, OURS, "a")
+    (directory / "deny.txt").write_text("\ufeffmallory\nbob\ncafe\u0301\n", encoding="utf-8")
+    denied = read_identity("credentials", directory, "a").denied
+    assert denied == {"mallory", "bob", "caf\u00e9"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ("mal\u200blory", r"name 'mal\u200blory' is not printable text in NFC"),
+        ("\ufeffmallory", r"name '\ufeffmallory' is not printable text in NFC"),
+        ("m\0a\0l\0", r"name 'm\x00a\x00l\x00' is not printable text in NFC"),
+        ("x" * 257, "name is 257 bytes; the limit is 256"),
+    ],
+    ids=["a-zero-width-space", "a-second-mark", "utf-16", "too-long"],
+)
+def test_an_entry_that_would_shut_nobody_out_is_refused(
+    directory: Path, entry: str, fault: str
+) -> None:
+    path = files_of(directory, OURS, "a") / "deny.txt"
+    path.write_text(f"# gone\nbob\n{entry}\n", encoding="utf-8")
+    assert error_of(directory) == (
+        "credentials must have a learner's name or a certificate's SHA-256 on each line of"
+        f" {path}, got another text on line 3: {fault}"
+    )
+
+
 def test_errors_name_where_the_path_came_from(directory: Path) -> None:
     with pytest.raises(UsageError, match=r"^MEND_CREDENTIALS must be a file"):
         load_identity("MEND_CREDENTIALS", Credentials.files(directory), "a")

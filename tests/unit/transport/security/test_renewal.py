@@ -405,6 +405,31 @@ def test_wrong_files_leave_the_former_ones_and_are_told_of_once(
     assert right.startswith("b: credentials were read again: certificate ")
 
 
+def test_a_list_that_would_shut_nobody_out_leaves_the_former_one_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @scenario
+    async def run(crew: Crew) -> None:
+        folder = Folder(tmp_path, crew)
+        b = await folder.start("b")
+        folder.deny("b", "mallory\n")
+        await look(b)
+        folder.deny("b", "mallory\nboris\u200b\n")
+        for _ in range(3):
+            await look(b)
+        assert b.transport._security._identity.denied == {"mallory"}
+        folder.deny("b", "mallory\nboris\n")
+        await look(b)
+        assert b.transport._security._identity.denied == {"mallory", "boris"}
+
+    with caplog.at_level(logging.INFO):
+        run()
+    first, wrong, right = told(caplog)
+    assert wrong.startswith("b: the former credentials stay: credentials must have a learner's ")
+    assert first.startswith("b: credentials were read again: ")
+    assert right == first
+
+
 def test_a_secret_is_never_read_again(tmp_path: Path) -> None:
     file = secret_in(tmp_path)
     files = CredentialFiles("credentials", Credentials.secret(file), "a")

@@ -189,6 +189,8 @@ class Rendezvous:
 
     def _open(self) -> Any:
         distributed: Any = import_module("torch.distributed")  # it exports the class untold
+        if not hasattr(distributed, "TCPStore"):
+            raise PeerError(f"this build of torch has no TCPStore, which {ENV!r} needs")
         world = self.world
         return distributed.TCPStore(
             world.host,
@@ -201,11 +203,13 @@ class Rendezvous:
 
 
 def _values(store: Any, keys: Mapping[int, str]) -> dict[int, str]:
-    """Return the words that the ranks have told so far."""
+    """Return the words that the ranks have told so far. A word that is not UTF-8 has backslashes,
+    so that it is refused like any other that is no address."""
     names = list(keys.values())
     here = keys if store.check(names) else {r: key for r, key in keys.items() if store.check([key])}
     values: Sequence[bytes] = store.multi_get(list(here.values())) if here else ()
-    return {rank: value.decode() for rank, value in zip(here, values, strict=True)}
+    words = (value.decode(errors="backslashreplace") for value in values)
+    return dict(zip(here, words, strict=True))
 
 
 def own_host(host: str, port: int) -> str:

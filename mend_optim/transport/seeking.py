@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mend_optim.errors import PeerError
@@ -49,6 +50,20 @@ class PeerList(Protocol):
     async def read(self, address: str) -> Listing:
         """Return its present addresses, without blocking the loop. `address` is this learner's own,
         for a list that learners enter themselves. Raises `PeerError` if it cannot be read."""
+
+
+@dataclass
+class _Followed:
+    """A list that is read again and again."""
+
+    #: What it had when it was last read.
+    had: Listing = UNREAD
+    #: How often in a row it could not be read.
+    failures: int = 0
+    #: Why, as the log was told last; empty once it could be read again.
+    complaint: str = ""
+    #: The same of an exception that nobody foresaw.
+    fault: str = ""
 
 
 class Seeking:
@@ -144,26 +159,40 @@ class Seeking:
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, source: PeerList, address: str) -> None:
-        """Read a list again and again. One that cannot be read keeps what it had; the complaint is
-        logged once, until it is another one. Before it has anything, its complaint is why the first
-        step waits."""
-        complaint, failures, had = "", 0, UNREAD
+        """Read a list again and again, whatever goes wrong: nobody would see this task end."""
+        followed = _Followed()
         while True:
             try:
-                had = await source.read(address)
-            except PeerError as error:
-                failures += 1
-                if had is UNREAD:
-                    self._listed(source.name, Listing(seeds=(), awaited=str(error)))
-                elif str(error) != complaint:
-                    complaint = str(error)
-                    log.warning("%s: %s; the addresses that it had stay", source.name, complaint)
-            else:
-                if complaint:
-                    log.info("%s: read again", source.name)
-                complaint, failures = "", 0
-                self._listed(source.name, had)
-            await asyncio.sleep(self._timing.beat_s * pause_beats(had, failures))
+                await self._read_once(source, address, followed)
+            except Exception as error:
+                followed.failures += 1
+                if repr(error) != followed.fault:
+                    followed.fault = repr(error)
+                    log.exception("%s: could not be read, and is read again", source.name)
+            pause = pause_beats(followed.had, followed.failures)
+            await asyncio.sleep(self._timing.beat_s * pause)
+
+    async def _read_once(self, source: PeerList, address: str, followed: _Followed) -> None:
+        """Read a list. One that cannot be read keeps what it had; the complaint is logged once,
+        until it is another one. Before it has anything, its complaint is why the first step
+        waits."""
+        try:
+            followed.had = await source.read(address)
+        except PeerError as error:
+            followed.failures += 1
+            if followed.had is UNREAD:
+                self._listed(source.name, Listing(seeds=(), awaited=str(error)))
+            elif str(error) != followed.complaint:
+                followed.complaint = str(error)
+                log.warning(
+                    "%s: %s; the addresses that it had stay", source.name, followed.complaint
+                )
+        else:
+            self._listed(source.name, followed.had)
+            if followed.complaint or followed.fault:
+                log.info("%s: read again", source.name)
+            followed.complaint = followed.fault = ""
+            followed.failures = 0
 
     def _listed(self, name: str, listing: Listing) -> None:
         self._lists.take(name, listing)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
@@ -191,6 +192,38 @@ def rank(
 
 def read(list_: Rendezvous, address: str) -> Listing:
     return asyncio.run(list_.read(address))
+
+
+class Told:
+    """A store in which rank 1 has told this."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [b"127.0.0.1:1", self.value]
+
+
+@pytest.mark.parametrize("told", [b"here", b"b\xff:1"], ids=["no-address", "no-text"])
+def test_what_is_no_address_is_a_fault_of_the_list_until_it_is_one(told: bytes) -> None:
+    a = Rendezvous(world_of(2, 0, agents_store=False), 0, unchecked)
+    a._store = store = Told(told)
+    with pytest.raises(PeerError, match=r"the address of rank 1 must be an address 'host:port'"):
+        read(a, "127.0.0.1:1")
+    store.value = b"127.0.0.1:2"
+    assert read(a, "127.0.0.1:1").seeds == ("127.0.0.1:2",)
+
+
+def test_a_torch_without_stores_is_a_fault_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.distributed, "TCPStore")
+    a = Rendezvous(world_of(2, 0, agents_store=False), 0, unchecked)
+    with pytest.raises(PeerError, match=r"this build of torch has no TCPStore, which 'env://' "):
+        read(a, "127.0.0.1:1")
 
 
 def test_learners_find_each_other(store: Store) -> None:

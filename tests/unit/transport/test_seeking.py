@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.off_loop import off_loop
 from mend_optim.runtime.resolver import addresses_of, resolve
+from mend_optim.transport import background_log
 from mend_optim.transport.seeking import Seeking
 from tests.unit.transport.recorder import PATIENCE_S, Recorder
 from tests.unit.transport.test_grpc_transport import scenario
@@ -157,6 +160,44 @@ async def test_an_address_of_two_names_counts_for_both(crew):
     names = Names(b.address)
     a = await crew("a", NAME, b.address, resolve=names)
     await a.until(lambda: {seed for _, _, seed in a.of("met")} == {NAME, b.address})
+
+
+class Faulty:
+    """A list that raises what no list should, so many times, before it has an address."""
+
+    name = "faulty:list"
+
+    def __init__(self, times: int, address: str) -> None:
+        self.faults = [ValueError("not foreseen")] * times
+        self.address = address
+
+    async def read(self, address: str) -> Listing:
+        if self.faults:
+            raise self.faults.pop()
+        return Listing(seeds=(self.address,))
+
+
+def test_a_fault_that_nobody_foresaw_ends_no_reading_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @scenario
+    async def test(crew):
+        b, c = await crew("b"), await crew("c")
+        faulty = Faulty(3, b.address)
+        a = await crew("a", lists=[faulty], timing=HASTY)
+        await a.linked_with(b)
+        faulty.address = c.address
+        faulty.faults = [ValueError("another one")]
+        await a.linked_with(c)
+
+    caplog.set_level(logging.INFO, logger="mend_optim")
+    test()
+    background_log.flush(PATIENCE_S)
+    said = [record for record in caplog.records if record.message.startswith("faulty:")]
+    assert [record.levelname for record in said] == ["ERROR", "INFO"] * 2
+    assert said[0].message == "faulty:list: could not be read, and is read again"
+    faults = [str(record.exc_info[1]) for record in said if record.exc_info]
+    assert faults == ["not foreseen", "another one"]
 
 
 @scenario

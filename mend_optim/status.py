@@ -135,7 +135,9 @@ class Status:
         cluster_tokens: tokens in the fullest anchor that this learner has heard of.
         sync_every: the present period of the run, in inner steps; 0 without peers.
         refused: what was refused of peers, by peer and reason, with how often; the peer is "" for
-            callers that have not said hello. At most about 130 kinds; the rest counts as "others".
+            those with which it has not agreed to train: a refused hello counts there, whoever sent
+            it, and the event `refused` says why. At most about 130 kinds; the rest counts as
+            "others".
         security: how its links are secured; "" without peers.
         rollbacks: how many rollbacks led to the present model; 0 if there was none.
         rolled_back_by: the name of the learner that rolled the run back last; "" if none has.

@@ -33,8 +33,12 @@ log = BackgroundLog("mend_optim.transport")
 
 #: Seconds that the side that ends a control stream waits until the other has read all of it.
 LINGER_S = 2.0
-#: Refusals remembered, so that each is reported once. Further ones are not reported.
+#: Refusals remembered, so that each is reported once: the last ones of all, and of one name. One
+#: that was forgotten is reported again.
 REASONS = 1000
+REASONS_OF_ONE = 8
+#: How a refused hello is counted. Its sender has chosen its name, and many words of the reason.
+HELLO = "hello refused: the event `refused` says why"
 #: The refusal of a newcomer that the handler does not want to meet, whatever its incarnation is.
 AT_ITS_END = (
     "the run is at its end or has all the learners that it takes (limits.learners), and admits no "
@@ -51,8 +55,8 @@ class Links:
         self._goodbyes = goodbyes
         #: At most one incarnation of each name, the greatest that agreed.
         self._links: dict[PeerId, Link] = {}
-        #: (peer name, reason) of every refusal that the handler was told.
-        self._reported: set[tuple[str, str]] = set()
+        #: (peer name, reason) of the last refusals that the handler was told, the oldest first.
+        self._reported: dict[tuple[str, str], None] = {}
         #: What was refused of them and of strangers.
         self.refusals = Refusals()
         #: This learner, which the streams of its dialling name as their caller. Set by
@@ -113,6 +117,7 @@ class Links:
             # What it has not is its own finding, and nothing that the user here can mend.
             log.debug("refused %s, which only asks: %s", theirs.peer, reason)
         elif is_told:
+            self.refusals.add("", HELLO)
             self._report(theirs.peer, seed or address, reason)
             if seed:
                 self._handler.refused_at(seed, reason)
@@ -135,9 +140,16 @@ class Links:
     def _report(self, peer: PeerId, address: str, reason: str) -> None:
         """Tell the handler of a refusal, once: the two will try again and again."""
         refused = (peer.name, reason)
-        if refused not in self._reported and len(self._reported) < REASONS:
-            self._reported.add(refused)
-            self._handler.refused(address or peer.name, reason)
+        if refused in self._reported:
+            return
+        # A peer that makes up ever more reasons takes only its own place.
+        of_one = [known for known in self._reported if known[0] == peer.name]
+        if len(of_one) >= REASONS_OF_ONE:
+            del self._reported[of_one[0]]
+        elif len(self._reported) >= REASONS:
+            del self._reported[next(iter(self._reported))]
+        self._reported[refused] = None
+        self._handler.refused(address or peer.name, reason)
 
     def admit(
         self, id: PeerId, address: str, host: str, *, dialled: bool = False, seed: str = ""

@@ -129,7 +129,8 @@ class Handler(Protocol):
     def refused(self, address: str, reason: str) -> None:
         """This learner and the one at `address` must not train together.
 
-        Either side may have refused. The transport reports each reason once per peer name.
+        Either side may have refused. The transport reports each reason once per peer name, and
+        again once it has forgotten it.
         """
 
     def refused_at(self, address: str, reason: str) -> None:

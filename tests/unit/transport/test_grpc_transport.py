@@ -42,6 +42,7 @@ from mend_optim.transport import dialler, grpc_setup, wire
 from mend_optim.transport import server as room
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.control import HELLO
 from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
@@ -252,6 +253,9 @@ async def test_a_different_policy_is_refused_on_both_sides_and_reported_once(cre
     assert b.of("refused") == [(a.address, HERE_64)]
     assert set(a.of("refused at")) == {(b.address, HERE_128)}
     assert b.of("refused at") == []  # b did not dial
+    for learner in (a, b):
+        ((peer, reason, _),) = learner.transport.refusals.counted()
+        assert (peer, reason) == ("", HELLO)
     b.policy = a.policy  # it is tried again, and reported no more
     await a.linked_with(b)
     assert len(a.of("refused")) == len(b.of("refused")) == 1

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from mend_optim.errors import PeerError
+from mend_optim.protocol.handshake import NO_VALUE
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.transport import control
@@ -22,16 +23,66 @@ from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_receiving import now, virtual
 
 
-def test_only_so_many_reasons_are_remembered_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer can make up any number of them. Each would stay in memory, and in the log."""
-    monkeypatch.setattr(control, "REASONS", 3)
-    recorder = Recorder("a")
-    links = Links(recorder, None, Goodbyes(None))  # type: ignore[arg-type]
-    theirs = replace(recorder.hello(), peer=PeerId("b", 1))
-    for i in (0, 0, 1, 2, 3, 4):
-        links.agree(recorder.hello(), replace(theirs, refusal=f"reason {i}"), "b:1")
-    assert [event[2] for event in recorder.events] == ["reason 0", "reason 1", "reason 2"]
-    assert len(links._reported) == 3
+class Refusing:
+    """The links of a learner that refuses hellos, and what its user is told of that."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder("a")
+        self.links = Links(self.recorder, None, Goodbyes(None))  # type: ignore[arg-type]
+
+    def hears(self, name: str, sync_every: int) -> None:
+        """A learner of this name has another period."""
+        theirs = replace(self.recorder.hello(), peer=PeerId(name, 1))
+        theirs = replace(theirs, policy=(("sync_every", str(sync_every)),))
+        assert self.links.agree(self.recorder.hello(), theirs, f"{name}:1")
+
+    def told(self) -> list[str]:
+        """The addresses of the refusals that were told since the last look."""
+        addresses = [address for address, _ in self.recorder.of("refused")]
+        self.recorder.events.clear()
+        return addresses
+
+
+@pytest.mark.parametrize("is_one", [True, False], ids=["one-name", "many-names"])
+def test_whoever_has_said_what_a_later_refusal_is_told(is_one: bool) -> None:
+    refusing = Refusing()
+    for n in range(3 * control.REASONS):
+        refusing.hears("mallory" if is_one else f"mallory {n}", 1000 + n)
+    assert len(refusing.told()) == 3 * control.REASONS
+    assert len(refusing.links._reported) == (control.REASONS_OF_ONE if is_one else control.REASONS)
+    for _ in range(3):
+        refusing.hears("b", 7)
+    assert refusing.told() == ["b:1"]
+
+
+def test_reasons_of_one_name_take_no_place_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every learner that is refused would be told of again and again."""
+    monkeypatch.setattr(control, "REASONS", 10)
+    refusing = Refusing()
+    refusing.hears("b", 7)
+    for n in range(30):
+        refusing.hears("mallory", 1000 + n)
+    refusing.told()
+    refusing.hears("b", 7)
+    refusing.hears("mallory", 1029)
+    assert refusing.told() == []
+    refusing.hears("mallory", 1000)
+    assert refusing.told() == ["mallory:1"]
+
+
+def test_refused_hellos_are_counted_without_the_words_of_strangers() -> None:
+    refusing = Refusing()
+    for n in range(200):
+        refusing.hears(f"mallory {n}", 1000 + n)
+        refusing.hears("b", 7)
+    assert refusing.links.refusals.counted() == (("", control.HELLO, 400),)
+
+
+def test_those_that_only_ask_are_not_counted() -> None:
+    links, mine = Refusing().links, Recorder("a").hello()
+    theirs = replace(mine, peer=PeerId("b", 1), policy=(("sync_every", NO_VALUE),))
+    assert links.agree(mine, theirs, "b:1")
+    assert links.refusals.counted() == ()
 
 
 class Spoken:

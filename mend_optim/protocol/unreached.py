@@ -15,6 +15,7 @@ class Unreached(Enum):
     ANSWER = "no answer"
     MUTE = "it accepts connections, and says nothing"
     PROTOCOL = "what answers is no learner"
+    CLOSED = "it closes connections, and says nothing"
     LEAVING = "the learner there is leaving"
     WANTS_TLS = "it wants TLS"
     NO_TLS = "it speaks no TLS"
@@ -43,6 +44,10 @@ _REMEDIES = {
     ),
     Unreached.PROTOCOL: (
         "correct the port in peers, and give all learners credentials of one authority, or none"
+    ),
+    Unreached.CLOSED: (
+        "look whether the learner there has all the connections that it takes (raise its ulimit -n"
+        " or limits.learners), or correct the port in peers"
     ),
     Unreached.LEAVING: "start the learner there again",
     Unreached.WANTS_TLS: "give this learner the run's credentials, or correct the port in peers",

@@ -40,7 +40,8 @@ def why_unreached(fault: PeerError) -> Unreached:
     """Return why a hello failed.
 
     A server that wants TLS, and one that speaks another protocol, can look alike from here: both
-    close the connection. So does the forwarder of a container in which no learner listens yet.
+    close the connection. So do the forwarder of a container in which no learner listens yet, and a
+    learner that has all the connections that it takes.
     """
     text = str(fault).lower()
     known = (cause for words, cause in _WORDS if words in text)

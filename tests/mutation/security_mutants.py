@@ -391,15 +391,32 @@ SECURITY_MUTANTS = (
     mutant(
         "nobody-wants-tls",
         "security/channels",
-        "return Unreached.WANTS_TLS if await speaks_tls(address) else None",
+        "return await probe_without_credentials(address)",
         "return None",
         PROBE,
     ),
     mutant(
         "everybody-wants-tls",
-        "security/channels",
-        "return Unreached.WANTS_TLS if await speaks_tls(address) else None",
-        "return Unreached.WANTS_TLS",
+        "security/probe",
+        "        return None\n    return Unreached.WANTS_TLS\n",
+        "        pass\n    return Unreached.WANTS_TLS\n",
+        PROBE,
+    ),
+    mutant(
+        "closed-connections-speak-no-tls",
+        "security/probe",
+        "    except ssl.SSLError:\n        return Unreached.NO_TLS\n",
+        "    except (ssl.SSLError, *_CLOSED):\n        return Unreached.NO_TLS\n",
+        PROBE,
+    ),
+    mutant(
+        "without-credentials-closed-connections-are-nothing",
+        "security/probe",
+        "    except _CLOSED:\n        return Unreached.CLOSED\n"
+        "    except (OSError, asyncio.TimeoutError):\n        return None\n"
+        "    return Unreached.WANTS_TLS\n",
+        "    except (OSError, asyncio.TimeoutError):\n        return None\n"
+        "    return Unreached.WANTS_TLS\n",
         PROBE,
     ),
     mutant(

@@ -20,7 +20,7 @@ from mend_optim.transport.security.certificate import Certificate, certificates_
 from mend_optim.transport.security.expiry import Reminder
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, name_in
-from mend_optim.transport.security.probe import probe, speaks_tls
+from mend_optim.transport.security.probe import probe, probe_without_credentials
 
 log = BackgroundLog("mend_optim")
 
@@ -119,7 +119,7 @@ class Plaintext:
         return False
 
     async def probe(self, address: str) -> Unreached | None:
-        return Unreached.WANTS_TLS if await speaks_tls(address) else None
+        return await probe_without_credentials(address)
 
 
 class MutualTls:

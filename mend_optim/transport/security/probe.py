@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from typing import Any
 
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
@@ -18,6 +19,8 @@ PATIENCE_S = 5.0
 OPEN_S = 3.0
 #: OpenSSL's numbers of what is wrong with a certificate.
 _VERDICTS = {9: Unreached.EARLY, 10: Unreached.EXPIRED, 62: Unreached.NO_LEARNER}
+#: A connection was closed before it said anything. One that is refused has not been open.
+_CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 async def probe(address: str, authorities: bytes) -> Unreached | None:
@@ -32,49 +35,50 @@ async def probe(address: str, authorities: bytes) -> Unreached | None:
     # Between the certificates, there may be words in any language.
     context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
     context.set_alpn_protocols(["h2"])
-    host, port = parse_address("address", address)
     try:
-        _, writer = await asyncio.wait_for(
-            asyncio.open_connection(host, port, ssl=context, server_hostname=ANY_LEARNER),
-            PATIENCE_S,
-        )
+        await _dial(address, PATIENCE_S, ssl=context, server_hostname=ANY_LEARNER)
     except ssl.SSLCertVerificationError as error:
         return _VERDICTS.get(error.verify_code, Unreached.AUTHORITY)
-    except (ssl.SSLError, ConnectionResetError):
+    except ssl.SSLError:
         return Unreached.NO_TLS
+    except _CLOSED:
+        return Unreached.CLOSED
     except (OSError, asyncio.TimeoutError):
         return None
-    writer.close()
-    with suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
     # the certificate there is right, so it is ours that is not taken
     return Unreached.DECLINED
 
 
-async def speaks_tls(address: str) -> bool:
-    """Whether what listens at an address begins a TLS handshake. Believes no certificate, and says
-    nothing to it."""
+async def probe_without_credentials(address: str) -> Unreached | None:
+    """Dial, and look whether what is there begins a TLS handshake. Believes no certificate. Returns
+    what can be seen; None if that is nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    return await _opens(address, context, PATIENCE_S)
+    try:
+        await _dial(address, PATIENCE_S, ssl=context)
+    except _CLOSED:
+        return Unreached.CLOSED
+    except (OSError, asyncio.TimeoutError):
+        return None
+    return Unreached.WANTS_TLS
 
 
 async def accepts(address: str) -> bool:
     """Whether a connection to an address can be opened. Says nothing to what listens there."""
-    return await _opens(address, None, OPEN_S)
-
-
-async def _opens(address: str, context: ssl.SSLContext | None, patience_s: float) -> bool:
-    host, port = parse_address("address", address)
     try:
-        _, writer = await asyncio.wait_for(
-            asyncio.open_connection(host, port, ssl=context), patience_s
-        )
+        await _dial(address, OPEN_S)
     except (OSError, asyncio.TimeoutError):
         return False
+    return True
+
+
+async def _dial(address: str, patience_s: float, **options: Any) -> None:
+    """Open a connection, and close it. Raises `OSError` or `asyncio.TimeoutError`."""
+    host, port = parse_address("address", address)
+    opening = asyncio.open_connection(host, port, **options)
+    _, writer = await asyncio.wait_for(opening, patience_s)
     writer.close()
     with suppress(OSError, asyncio.TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
-    return True

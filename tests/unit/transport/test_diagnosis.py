@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -56,6 +57,12 @@ async def _speak_first(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
 
 
@@ -126,6 +133,7 @@ PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreache
     "HTTP/1": (lambda: tcp(_speak_http1), Unreached.PROTOCOL),
     "ssh": (lambda: tcp(_speak_first), Unreached.PROTOCOL),
     "hangs up": (lambda: tcp(_hang_up), Unreached.PROTOCOL),
+    "resets": (lambda: tcp(_reset), Unreached.PROTOCOL),
     "another gRPC service": (serving, Unreached.PROTOCOL),
     "a hello that cannot be read": (other_hello, Unreached.PROTOCOL),
     "silent": (lambda: tcp(_stay_silent), Unreached.MUTE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 import pytest
 
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport import grpc_options
 from mend_optim.transport.security import probe as module
-from mend_optim.transport.security.channels import BARE
+from mend_optim.transport.security.channels import BARE, Security
 from mend_optim.transport.security.probe import probe
 from tests.support.certificates import DAY, files_of, new_authority
 from tests.unit.transport.security.test_channels import OURS, secured, tls
 from tests.unit.transport.test_diagnosis import (
     _hang_up,
+    _reset,
     _speak_first,
     _speak_http1,
     _stay_silent,
@@ -26,7 +29,7 @@ from tests.unit.transport.test_diagnosis import (
     serving,
     tcp,
 )
-from tests.unit.transport.test_grpc_transport import Crew
+from tests.unit.transport.test_grpc_transport import Crew, scenario
 
 OTHERS = new_authority()
 PLACES: dict[str, tuple[Any, Unreached | None]] = {
@@ -35,7 +38,8 @@ PLACES: dict[str, tuple[Any, Unreached | None]] = {
     "silent": (lambda: tcp(_stay_silent), None),
     "HTTP/1": (lambda: tcp(_speak_http1), Unreached.NO_TLS),
     "ssh": (lambda: tcp(_speak_first), Unreached.NO_TLS),
-    "hangs up": (lambda: tcp(_hang_up), Unreached.NO_TLS),
+    "hangs up": (lambda: tcp(_hang_up), Unreached.CLOSED),
+    "resets": (lambda: tcp(_reset), Unreached.CLOSED),
     "gRPC in plaintext": (serving, Unreached.NO_TLS),
 }
 CERTIFICATES: dict[str, tuple[dict[str, Any], Unreached]] = {
@@ -61,10 +65,11 @@ def test_a_probe_tells_what_is_there(place: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_without_credentials_nothing_but_tls_is_told(
+def test_without_credentials_a_probe_knows_tls_and_closed_connections(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, _ = PLACES[place]
+    there, told = PLACES[place]
+    expected = told if told is Unreached.CLOSED else None
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
 
     async def dial() -> Unreached | None:
@@ -72,7 +77,7 @@ def test_without_credentials_nothing_but_tls_is_told(
         async with context as address:
             return await BARE.probe(address)
 
-    assert asyncio.run(dial()) is None
+    assert asyncio.run(dial()) is expected
 
 
 @pytest.mark.parametrize("certificate", CERTIFICATES)
@@ -147,6 +152,24 @@ async def test_a_learner_without_credentials_is_told_that_its_peer_wants_them(cr
     a = await crew("a", b.address, security=BARE)
     await a.until(lambda: (b.address, Unreached.WANTS_TLS) in a.of("unreached"))
     assert a.of("unreached")[0] == (b.address, Unreached.PROTOCOL)
+
+
+@pytest.mark.parametrize("security", [tls, lambda _: BARE], ids=["TLS", "plaintext"])
+def test_a_learner_that_takes_no_more_connections_is_told_of(
+    security: Callable[[str], Security], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks neither like one without credentials nor like another program."""
+    monkeypatch.setattr(grpc_options, "most_connections", lambda *_: 0)
+
+    @scenario
+    async def run(crew: Crew) -> None:
+        b = await crew("b", security=security("b"))
+        a = await crew("a", b.address, security=security("a"))
+        await a.until(lambda: (b.address, Unreached.CLOSED) in a.of("unreached"))
+        told = {cause for _, cause in a.of("unreached")}
+        assert told == {Unreached.PROTOCOL, Unreached.CLOSED}
+
+    run()
 
 
 @secured

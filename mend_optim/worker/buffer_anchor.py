@@ -6,7 +6,9 @@ buffers are observations of one thing. Values travel in their own dtypes, bit by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -21,6 +23,9 @@ from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.correction import BufferCorrection, Reading
 from mend_optim.worker.merge import FINE, blocks
 from mend_optim.worker.seal_payload import payload_digest
+
+#: Running statistics of learners that train one model lie closer together by far.
+STRAY = 64.0
 
 
 class BufferAnchor:
@@ -62,6 +67,8 @@ class BufferAnchor:
             for offer in job.offers
         ]
         tokens = [offer.tokens if offer.steps else -1 for offer in job.offers]
+        trained = [i for i, offer in enumerate(job.offers) if offer.steps]
+        values = without_strays(self.fragment, values, trained, self.theta)
         mean_buffers(self.fragment, values, job.weights, tokens, out)
         self.refuse_strange(out)
         sections = {MERGED: self._packet(out)}
@@ -190,6 +197,44 @@ def _sound(values: Tensor, known: Tensor) -> bool:
     """Whether every value is finite, or the one that is known there."""
     alike = (values == known) | (values.isnan() & known.isnan())
     return bool((values.isfinite() | alike).all())
+
+
+def without_strays(
+    fragment: BufferFragment, values: Sequence[Tensor], trained: Sequence[int], anchor: Tensor
+) -> list[Tensor]:
+    """The values of all members, with the anchor's in the place of each buffer that strays: its RMS
+    is more than `STRAY` times the anchor's, and as many times the median of the others'.
+
+    Once its weights have exploded, a learner's running statistics are as large. Rounds refuse its
+    work for its size, and its buffers would else be in everybody's.
+
+    Args:
+        values: Flat bytes, by member.
+        trained: The members that did not rest. The others have the anchor's values.
+        anchor: Flat bytes.
+    """
+    kept = list(values)
+    for place in range(len(fragment.names)):
+        known = fragment.view(place, anchor)
+        if len(trained) < 2 or not known.is_floating_point():
+            continue
+        sizes = [_rms(fragment.view(place, values[i])) for i in trained]
+        for k, i in enumerate(trained):
+            bound = STRAY * max(_rms(known), median(sizes[:k] + sizes[k + 1 :]))
+            if 0 < bound < sizes[k]:
+                if kept[i] is values[i]:
+                    kept[i] = values[i].clone()
+                fragment.view(place, kept[i]).copy_(known)
+    return kept
+
+
+def _rms(values: Tensor) -> float:
+    """The root mean square of the finite elements."""
+    found = 0.0
+    for block in blocks(values.numel(), FINE):
+        wide = values.reshape(-1)[block].double().nan_to_num(0.0, 0.0, 0.0)
+        found = math.hypot(found, float(torch.linalg.vector_norm(wide)))
+    return found / math.sqrt(max(1, values.numel()))
 
 
 def mean_buffers(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +32,7 @@ from mend_optim.model.module_buffers import gather_buffers, move_buffers
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
-from mend_optim.worker.buffer_anchor import BufferAnchor, mean_buffers
+from mend_optim.worker.buffer_anchor import STRAY, BufferAnchor, mean_buffers, without_strays
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import BufferCorrection, Correction, stack
 from mend_optim.worker.merge import FINE
@@ -325,6 +325,69 @@ def test_a_learner_at_rest_counts_with_the_values_of_the_anchor() -> None:
     seal = a.seal([a.offer(tokens=1), b.message(None, 0, 0)], [0.25, 0.75])
     b.take(b.advance(seal, member=False))
     assert b.values == b.theta == [5.0, 5.0, 3, True]
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_statistics_of_weights_that_exploded_are_in_nobodys(others: int) -> None:
+    """Rounds refuse what its parameters have learned. These would stay for hundreds of steps."""
+    learners = [Learner(name, 4.0, 9) for name in "abcd"[: others + 1]]
+    for learner in learners:
+        learner.observe(8.0, 3)
+    learners[0].observe(1e18, 3)
+    offers = [learner.offer() for learner in learners]
+    sent = [bytes(offer.sections["delta"].data) for offer in offers]
+    seal = learners[1].seal(offers, [1 / len(offers)] * len(offers))
+    assert [bytes(offer.sections["delta"].data) for offer in offers] == sent
+    for learner in learners:
+        learner.take(learner.advance(seal))
+    mean = (4.0 + 8.0 * others) / (1 + others)
+    assert [learner.values[:2] for learner in learners] == [[mean, mean]] * len(learners)
+
+
+@pytest.mark.parametrize("seen", [8.0 * STRAY, 1e30])
+def test_statistics_that_all_have_or_one_alone_are_no_strays(seen: float) -> None:
+    """Inputs may be as large as they like, and the first anchor knows none of them."""
+    for count, rests in ((1, False), (1, True), (2, False)):
+        learners = [Learner(name, 1.0) for name in "ab"]
+        for learner in learners[:count]:
+            learner.observe(seen, 3)
+        offers = [learner.offer() for learner in learners[:count]]
+        if rests:
+            offers.append(learners[1].message(None, 0, 0))
+        seal = learners[0].seal(offers, [1 / len(offers)] * len(offers))
+        learners[0].take(learners[0].advance(seal))
+        mean = (seen + 1.0) / 2 if rests else seen
+        assert learners[0].theta[0] == pytest.approx(mean)
+
+
+@given(
+    st.lists(st.floats(1.0, 2.0**100), min_size=2, max_size=5),
+    st.floats(2.0**-20, 2.0**20),
+)
+def test_a_stray_is_far_from_the_anchor_and_from_the_others(
+    seen: list[float], known: float
+) -> None:
+    learners = [Learner("a", value) for value in seen]
+    fragment, anchor = learners[0].fragment, Learner("a", known).copy()
+    values = [learner.copy() for learner in learners]
+    kept = without_strays(fragment, values, range(len(seen)), anchor)
+    for i, value in enumerate(seen):
+        others = sorted(seen[:i] + seen[i + 1 :])
+        half = len(others) // 2
+        middle = (others[half] + others[-1 - half]) / 2
+        bound = STRAY * max(known, middle)
+        assume(abs(value / bound - 1) > 1e-6)
+        is_stray = value > bound
+        expected = known if is_stray else value
+        assert fragment.view(1, kept[i]).item() == pytest.approx(expected, rel=1e-9)
+        assert fragment.view(2, kept[i]).equal(fragment.view(2, values[i]))
+
+
+def test_statistics_like_the_anchors_are_no_strays_beside_those_of_a_newcomer() -> None:
+    old, new = Learner("a", 1000.0), Learner("b", 1.0)
+    values = [old.copy(), new.copy()]
+    kept = without_strays(old.fragment, values, [0, 1], old.copy())
+    assert all(one is other for one, other in zip(kept, values, strict=True))
 
 
 def test_a_synchronous_learner_becomes_the_anchor() -> None:

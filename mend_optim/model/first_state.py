@@ -1,5 +1,5 @@
 """State that an inner optimizer does not have yet: created by the optimizer's own step, with its
-counters set as after many updates."""
+counters set as after any number of updates."""
 
 from __future__ import annotations
 
@@ -14,22 +14,32 @@ from torch.optim import Optimizer
 
 
 def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """The state that this optimizer creates for the parameter in a step on a zero gradient. Empty
-    if the optimizer cannot take such a step.
+    """The state that this optimizer creates for the parameter in a step on a zero gradient without
+    weight decay. Empty if the optimizer cannot take such a step.
 
-    A tensor of zeros takes the step in place of the parameter. torch.distributed.checkpoint steps
-    the parameter itself with a learning rate of 0; where ε = 0, that step is 0/0 and turns the
-    whole parameter into NaN."""
-    stand_in = torch.zeros_like(parameter.detach())
-    stand_in.grad = torch.zeros_like(stand_in)
-    # The class's step, unwrapped: schedulers count calls of the instance's.
-    step: Any = type(inner).step
-    if getattr(step, "hooked", False):
-        step = step.__wrapped__
-    with suppress(Exception), _only({**group, "params": [stand_in]}, inner):
-        step(inner)
-    made: dict[str, Any] = inner.state.pop(stand_in, {})
+    A copy of the parameter takes the step in its place, so state that is a place in parameter space
+    begins at the parameter. torch.distributed.checkpoint steps the parameter itself with a learning
+    rate of 0; where ε = 0, that step is 0/0 and turns the whole parameter into NaN."""
+    # The step may count in a tensor of the group.
+    options = {name: v.clone() if isinstance(v, Tensor) else v for name, v in group.items()}
+    if "weight_decay" in options:
+        options["weight_decay"] = 0.0  # it would be a gradient
+    for is_sparse in (False, True):  # SparseAdam takes no dense gradient
+        stand_in = parameter.detach().clone()
+        with suppress(Exception), _only({**options, "params": [stand_in]}, inner):
+            gradient = torch.zeros_like(stand_in)
+            stand_in.grad = gradient.to_sparse() if is_sparse else gradient
+            _step_of(inner)(inner)
+        made: dict[str, Any] = inner.state.pop(stand_in, {})
+        if made:
+            break
     return made
+
+
+def _step_of(inner: Optimizer) -> Any:
+    """The class's step, unwrapped: schedulers count calls of the instance's."""
+    step: Any = type(inner).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 @contextmanager

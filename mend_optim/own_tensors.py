@@ -27,7 +27,7 @@ from mend_optim.model.moment_state import (
     install,
     read,
 )
-from mend_optim.model.ruined_state import reset_moments
+from mend_optim.model.ruined_state import reset_state
 from mend_optim.model.side_copies import SideCopies
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime.interrupts import Uninterrupted
@@ -280,7 +280,7 @@ class OwnTensors:
         else:
             self._scatter(fragment, present.values, present.replace, for_good=True)
             if correction.resets:
-                reset_moments(self._state(correction.fragment, steps))
+                reset_state(self._state(correction.fragment, steps), self._moments)
             self.apply_moments(present, steps)
 
     def _present(self, correction: Correction) -> Correction:

@@ -5,37 +5,126 @@ Only the training thread calls this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import LBFGS
 
+from mend_optim.model.copies import own_part
+from mend_optim.model.first_state import count, first_state
+from mend_optim.model.layout import is_distributed
 from mend_optim.model.moment_state import FragmentState
+
+# For optimizers whose first state cannot be had: words in the names of moments, and the names of
+# places. schedule-free's `z` is one, and some of its optimizers step with a closure only.
+_MOMENT_WORDS = ("avg", "moment", "grad", "variance", "exp_inf", "acc_delta")
+_PLACES = ("z",)
+# Where a parameter group has counters, sums and maxima, and what they begin with: the updates, as
+# most count them, and as schedule-free and Prodigy do; schedule-free's weights and learning rates;
+# Prodigy's products.
+_BEGINNINGS = {"step": 0, "k": 0, "weight_sum": 0.0, "lr_max": -1.0, "d_numerator": 0.0}
 
 
 @torch.no_grad()
-def reset_moments(fragment_state: FragmentState) -> None:
-    """Set to 0 every floating-point state tensor of the fragment's parameters that has the
-    parameter's shape, as moments do, or that is not finite. Counters stay: learning rate schedules
-    and averages of moments go by them."""
-    for index in fragment_state.fragment.tensors:
-        parameter = fragment_state.parameters[index]
-        state = fragment_state.inner.state.get(parameter) or {}
-        moments = {name: value for name, value in state.items() if name != "step"}
-        for tensor in _floats(moments):
-            if tensor.shape == parameter.shape or not bool(torch.isfinite(tensor).all()):
-                tensor.zero_()
+def reset_state(fragment_state: FragmentState, moments: Collection[str] = ()) -> None:
+    """Give the fragment's parameters the state of an optimizer that begins with them as they are.
+
+    Moments are 0, and so is the number of their updates: with the old number, Adam would take m = 0
+    and v = 0 for averages over as many steps, and its next steps would be up to 25 times too long.
+    State that is a place in parameter space becomes the parameter. Tensors keep their memory, which
+    a compiled step may hold.
+
+    Args:
+        fragment_state: the fragment; its `steps` are not used.
+        moments: the names of its moments, beside those that their names tell.
+    """
+    inner = fragment_state.inner
+    mine = {id(fragment_state.parameters[i]) for i in fragment_state.fragment.tensors}
+    for group in inner.param_groups:
+        found = [parameter for parameter in group["params"] if id(parameter) in mine]
+        if found:
+            _restart(group, getattr(inner, "defaults", {}))
+        for parameter in found:
+            state: dict[str, Any] = inner.state.get(parameter) or {}
+            if isinstance(inner, LBFGS):
+                # Its first step begins with no state, and no other step can make the first one.
+                state.clear()
+            elif state:
+                _Renewal(parameter, moments).renew(state, first_state(inner, group, parameter))
+                count(state, group, 0)
 
 
-def _floats(state: Any) -> Iterator[Tensor]:
-    """The floating-point and complex tensors in a state, however it nests them."""
-    if isinstance(state, Tensor):
-        if state.is_floating_point() or state.is_complex():
-            yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _floats(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _floats(value)
+def _restart(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Begin the group's counters, sums and maxima anew. An option of such a name has another
+    default, and stays."""
+    for name, beginning in _BEGINNINGS.items():
+        value = group.get(name)
+        if defaults.get(name, beginning) != beginning:
+            continue
+        if isinstance(value, Tensor):
+            value.fill_(beginning)
+        elif isinstance(value, int | float):
+            group[name] = type(value)(beginning)
+
+
+class _Renewal:
+    """Writes the first state of a parameter into the state that there is.
+
+    Args:
+        parameter: whose state it is.
+        moments: the names of moments, beside those that their names tell.
+    """
+
+    def __init__(self, parameter: Tensor, moments: Collection[str]) -> None:
+        self.parameter = parameter
+        self.moments = moments
+
+    def renew(self, held: Any, fresh: Any, name: str = "") -> Any:
+        """What takes the place of `held`: itself with the values of `fresh`, however a state nests
+        them, or the number in `fresh`."""
+        if isinstance(held, Tensor):
+            self._renew_tensor(held, fresh, name)
+        elif isinstance(held, dict):
+            found = fresh if isinstance(fresh, dict) else {}
+            for key in held:
+                held[key] = self.renew(held[key], found.get(key), str(key))
+        elif isinstance(held, list | tuple):
+            is_alike = isinstance(fresh, list | tuple) and len(fresh) == len(held)
+            values = fresh if is_alike else [None] * len(held)
+            for each, value in zip(held, values, strict=True):
+                self.renew(each, value, name)
+        elif isinstance(held, int | float) and type(fresh) is type(held):
+            return fresh
+        return held
+
+    def _renew_tensor(self, held: Tensor, fresh: Any, name: str) -> None:
+        if isinstance(fresh, Tensor) and fresh.shape == held.shape:
+            held.copy_(fresh)
+            if _is_plain_float(held):
+                # With ε = 0, some divide the zero gradient by 0.
+                own = own_part(held)
+                own.masked_fill_(own.isnan(), 0)
+        elif held.is_floating_point() or held.is_complex():
+            self._clear(held, name)
+
+    def _clear(self, held: Tensor, name: str) -> None:
+        """Without a first state: a moment begins at 0, and what may be a place stays where it is,
+        or begins at the parameter if it is not finite. A moment that looks like a place decays from
+        there; a place at 0 would draw the weights to 0."""
+        is_alike = held.shape == self.parameter.shape
+        is_moment = name in self.moments or any(word in name for word in _MOMENT_WORDS)
+        is_ruined = name in _PLACES or not bool(torch.isfinite(own_part(held)).all())
+        if is_alike and is_moment:
+            held.zero_()
+        elif is_ruined and is_alike:
+            held.copy_(self.parameter)
+        elif is_ruined:
+            held.zero_()
+
+
+def _is_plain_float(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, Parameter) or is_distributed(tensor)
+    return is_plain and (tensor.is_floating_point() or tensor.is_complex())

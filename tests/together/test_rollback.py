@@ -201,6 +201,8 @@ def test_moments_are_those_of_the_checkpoint_and_begin_anew_where_it_has_none() 
                 # They travel without the bias of so few updates.
                 mean = torch.zeros(73) if kept is None else kept[:73] * (1 - 0.999**8)
                 torch.testing.assert_close(found, mean, rtol=0.03, atol=0)
+                updates = set(map(float, moments(optimizer, "step")))
+                assert updates == {0.0 if kept is None else 8.0}
 
 
 def test_a_learner_from_an_older_checkpoint_takes_the_model_after_the_rollback() -> None:

@@ -3,90 +3,259 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, optim
 from torch.nn import Parameter
-from torch.optim import LBFGS, SGD, Adagrad, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import LBFGS, SGD, AdamW, NAdam, Optimizer, RMSprop, SparseAdam
 
+from mend_optim.engine.moment_schedule import MomentSchedule
+from mend_optim.model.known_moments import known_moments
 from mend_optim.model.layout import Layout
-from mend_optim.model.moment_state import FragmentState
-from mend_optim.model.ruined_state import reset_moments
+from mend_optim.model.moment_state import FragmentState, read
+from mend_optim.model.ruined_state import reset_state
+
+
+class ScheduleFree(Optimizer):
+    """As schedule-free's AdamW: a place `z` in the state, counters in the group."""
+
+    def __init__(self, params: Any, lr: float = 0.02, needs_closure: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "weight_sum": 0.0, "lr_max": -1.0})
+        self.needs_closure = needs_closure
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        elif self.needs_closure:
+            raise TypeError("this optimizer steps with a closure only")
+        for group in self.param_groups:
+            group["k"] += 1
+            group["lr_max"] = max(group["lr_max"], group["lr"])
+            group["weight_sum"] += group["lr_max"] ** 2
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(z=p.clone(), exp_avg_sq=torch.zeros_like(p))
+                state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                root = (state["exp_avg_sq"] / (1 - 0.999 ** group["k"])).sqrt().add_(1e-8)
+                state["z"].addcdiv_(p.grad, root, value=-group["lr"])
+                p.lerp_(state["z"], group["lr_max"] ** 2 / group["weight_sum"])
+
+
+class Grouped(SGD):
+    """Counts its updates in the group, by a tensor, as fused optimizers of other packages do; and
+    has an option of the name of a counter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.defaults["k"] = 5
+        for group in self.param_groups:
+            group.update(step=torch.zeros((), dtype=torch.int32), k=7)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["step"] += 1
+        return super().step(closure)
+
 
 MAKES: dict[str, Callable[..., Optimizer]] = {
-    "adamw": AdamW,
+    "adam": lambda p: optim.Adam(p, weight_decay=0.1),
+    "amsgrad": lambda p: AdamW(p, amsgrad=True),
+    "fused": lambda p: AdamW(p, fused=True),
+    "no epsilon": lambda p: RMSprop(p, eps=0.0, momentum=0.9),
     "nadam": NAdam,
+    "radam": optim.RAdam,
+    "adamax": optim.Adamax,
     "rmsprop": lambda p: RMSprop(p, centered=True, momentum=0.9),
-    "adagrad": Adagrad,
-    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: optim.Adagrad(p, lr_decay=0.1, initial_accumulator_value=0.1),
+    "adadelta": optim.Adadelta,
+    "adafactor": lambda p: optim.Adafactor(p) if hasattr(optim, "Adafactor") else AdamW(p),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "rprop": optim.Rprop,
+    "asgd": optim.ASGD,
+    "sparse": SparseAdam,
     "lbfgs": lambda p: LBFGS(p, max_iter=2),
+    "schedule-free": ScheduleFree,
+    "schedule-free with a closure": lambda p: ScheduleFree(p, needs_closure=True),
+    "grouped": Grouped,
 }
 
 
-def trained(make: Callable[..., Optimizer]) -> tuple[list[Parameter], Optimizer]:
+def train(weights: list[Parameter], inner: Optimizer, steps: int, seed: int) -> None:
+    """Steps on noisy gradients of a parabola."""
+    draws = torch.Generator().manual_seed(seed)
+
+    def closure() -> Tensor:
+        for weight in weights:
+            noise = torch.randn(weight.shape, generator=draws)
+            gradient = weight.detach() - 3 + noise
+            weight.grad = gradient.to_sparse(1) if isinstance(inner, SparseAdam) else gradient
+        return sum((weight.detach().square().sum() for weight in weights), torch.zeros(()))
+
+    for _ in range(steps):
+        if isinstance(inner, LBFGS) or getattr(inner, "needs_closure", False):
+            inner.step(closure)
+        else:
+            closure()
+            inner.step()
+
+
+def trained(make: Callable[..., Optimizer], steps: int = 300) -> tuple[list[Parameter], Optimizer]:
     torch.manual_seed(0)
-    weights = [Parameter(torch.randn(())), Parameter(torch.randn(3, 2))]
+    weights = [Parameter(torch.randn(5)), Parameter(torch.randn(3, 2))]
     inner = make(weights)
-
-    def closure() -> torch.Tensor:
-        inner.zero_grad()
-        loss = sum((w**2).sum() for w in weights)
-        assert isinstance(loss, torch.Tensor)
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        inner.step(closure)
+    train(weights, inner, steps, seed=1)
     return weights, inner
 
 
-def ruin(state: Any) -> None:
-    if isinstance(state, torch.Tensor):
+def ruin(state: Any, value: float) -> None:
+    if isinstance(state, Tensor):
         if state.is_floating_point() and state.numel() > 1:
-            state.fill_(torch.nan)
+            state.fill_(value)
     elif isinstance(state, dict):
-        for name, value in state.items():
+        for name, inside in state.items():
             if name != "step":
-                ruin(value)
+                ruin(inside, value)
     elif isinstance(state, list):
-        for value in state:
-            ruin(value)
+        for inside in state:
+            ruin(inside, value)
+
+
+def tensors(inner: Optimizer) -> dict[tuple[int, str], Tensor]:
+    return {
+        (i, name): value
+        for i, state in enumerate(inner.state.values())
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def reset(weights: list[Parameter], inner: Optimizer, *moments: str) -> None:
+    layout = Layout([str(i) for i in range(len(weights))], [w.detach() for w in weights], 1)
+    reset_state(FragmentState(layout.fragments[0], weights, inner, 300), moments)
 
 
 @pytest.mark.parametrize("name", MAKES)
-@pytest.mark.parametrize("is_nan", [False, True])
-def test_the_next_step_is_one_of_an_optimizer_that_never_saw_the_accident(
-    name: str, is_nan: bool
+@pytest.mark.parametrize("ruined_by", [1.0, 1e10, torch.nan])
+def test_the_next_steps_are_those_of_an_optimizer_that_never_saw_the_accident(
+    name: str, ruined_by: float
 ) -> None:
+    """For a hundred steps: Adam's averages with the count of another past would make the first
+    fifty too long."""
     weights, inner = trained(MAKES[name])
+    if ruined_by != 1:
+        ruin(dict(inner.state), ruined_by)
+    options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+    kept = [option.get("lr") for option in options]
+    reset(weights, inner)
+    assert [group.get("lr") for group in inner.param_groups] == kept
+    twins = [Parameter(weight.detach().clone()) for weight in weights]
+    twin = MAKES[name](twins)
+    for steps in (1, 9, 90):
+        train(weights, inner, steps, seed=2)
+        train(twins, twin, steps, seed=2)
+        for mine, other in zip(weights, twins, strict=True):
+            assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6), steps
+
+
+@pytest.mark.parametrize("name", [name for name in MAKES if name != "lbfgs"])
+def test_state_tensors_keep_their_memory(name: str) -> None:
+    """A compiled step holds them, and so does a captured graph."""
+    weights, inner = trained(MAKES[name])
+    before = tensors(inner)
+    kinds = {key: (t.data_ptr(), t.dtype, t.shape) for key, t in before.items()}
+    reset(weights, inner)
+    after = tensors(inner)
+    assert after.keys() == before.keys()
+    assert all(after[key] is before[key] for key in before)
+    assert {key: (t.data_ptr(), t.dtype, t.shape) for key, t in after.items()} == kinds
+
+
+def test_counts_in_a_group_begin_anew_and_options_stay() -> None:
+    weights, inner = trained(Grouped)
+    (group,) = inner.param_groups
+    counter = group["step"]
+    assert counter == 300
+    reset(weights, inner)
+    assert group["step"] is counter
+    assert counter == 0
+    assert group["k"] == 7
+
+
+def test_averages_over_few_updates_are_no_smaller_than_others() -> None:
+    """A round averages what learners offer, whatever their counts are: offers of nearly 0 would
+    make all learners' steps longer."""
+    readings = []
+    for accident in (False, True):
+        weights, inner = trained(AdamW)
+        if accident:
+            reset(weights, inner)
+        train(weights, inner, 10, seed=3)
+        fragment = Layout(["a", "b"], [w.detach() for w in weights], 1).fragments[0]
+        out = torch.empty(fragment.numel)
+        (_, second) = known_moments(inner, MomentSchedule())
+        read(second, FragmentState(fragment, weights, inner, 310), out)
+        readings.append(out.mean())
+    assert 0.5 < readings[1] / readings[0] < 2
+
+
+class Unknown(Optimizer):
+    """Steps with a closure only, so its first state cannot be had."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure()
+        for weight in self.param_groups[0]["params"]:
+            if not self.state[weight]:
+                self.state[weight] = {
+                    "step": 0,
+                    "ours": torch.ones_like(weight),
+                    "grad_avg": torch.ones_like(weight),
+                    "slow": torch.full_like(weight, 2.0),
+                    "scales": [torch.ones(2), torch.ones_like(weight)],
+                }
+            self.state[weight]["step"] += 1
+
+
+@pytest.mark.parametrize("is_nan", [False, True])
+def test_without_a_first_state_places_stay_and_moments_begin_anew(is_nan: bool) -> None:
+    weight = Parameter(torch.full((4,), 5.0))
+    inner = Unknown([weight])
+    inner.step(lambda: None)
     if is_nan:
-        ruin(dict(inner.state))
-    fragment = Layout(["a", "b"], [w.detach() for w in weights], 1).fragments[0]
-    steps = [deepcopy(inner.state[w].get("step")) for w in weights]
-    reset_moments(FragmentState(fragment, weights, inner, 3))
-    assert [inner.state[w].get("step") for w in weights] == steps
-    for weight in weights:
-        for key, value in inner.state[weight].items():
-            if isinstance(value, torch.Tensor) and value.shape == weight.shape and key != "step":
-                assert not value.any(), key
-
-    def closure() -> torch.Tensor:
-        inner.zero_grad()
-        loss = sum((w**2).sum() for w in weights)
-        assert isinstance(loss, torch.Tensor)
-        loss.backward()
-        return loss
-
-    inner.step(closure)
-    assert all(bool(torch.isfinite(w).all()) for w in weights)
+        ruin(dict(inner.state), torch.nan)
+    reset([weight], inner, "ours")
+    state = inner.state[weight]
+    assert state["step"] == 0
+    assert not state["ours"].any()
+    assert not state["grad_avg"].any()
+    # What is not finite begins where the weights are: there, a place does no harm.
+    assert state["slow"].tolist() == [5.0 if is_nan else 2.0] * 4
+    small, large = state["scales"]
+    assert small.tolist() == [0.0 if is_nan else 1.0] * 2
+    assert large.tolist() == [5.0 if is_nan else 1.0] * 4
 
 
 def test_other_fragments_keep_theirs() -> None:
-    weights, inner = trained(AdamW)
+    weights, inner = trained(AdamW, steps=3)
     layout = Layout(["a", "b"], [w.detach() for w in weights], 2)
     (first,) = layout.fragments[0].tensors
-    reset_moments(FragmentState(layout.fragments[0], weights, inner, 3))
+    reset_state(FragmentState(layout.fragments[0], weights, inner, 3))
     assert not inner.state[weights[first]]["exp_avg"].any()
+    assert inner.state[weights[first]]["step"] == 0
     assert inner.state[weights[1 - first]]["exp_avg"].any()
+    assert inner.state[weights[1 - first]]["step"] == 3
+
+
+def test_a_parameter_that_was_taken_out_of_its_group_is_left_alone() -> None:
+    weights, inner = trained(NAdam, steps=3)
+    inner.param_groups[0]["params"].remove(weights[0])
+    reset(weights, inner)
+    assert inner.state[weights[0]]["step"] == 3
+    assert inner.state[weights[1]]["step"] == 0

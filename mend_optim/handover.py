@@ -141,7 +141,8 @@ class Handover:
         for place, fragment in zip(self._layout.fragments, kept, strict=True):
             anchors.load(place.index, fragment.tensors)
             if "rounding" in fragment.tensors:
-                self._tensors.load_rounded_off(place.index, fragment.tensors["rounding"])
+                with self._tensors.watch.moving():
+                    self._tensors.load_rounded_off(place.index, fragment.tensors["rounding"])
             if "correction" in fragment.tensors:
                 memory = self._tensors.memory(place)
                 corrections.append(kept_correction(place, fragment, memory))

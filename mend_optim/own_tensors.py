@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import LOOK, PER_ROUND, Buffers
 from mend_optim.engine.moment_schedule import Moment, Updates
-from mend_optim.model.copies import Ready, belong_to, gather, narrow, scatter
+from mend_optim.model.copies import Ready, belong_to, gather, give_back, narrow, scatter
 from mend_optim.model.gathered import UNKNOWN, Gathered
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
@@ -106,7 +106,7 @@ class ModelTensors(Protocol):
         ...
 
     def load_rounded_off(self, p: int, lost: Tensor) -> None:
-        """Take over what `rounded_off` returned."""
+        """Take over what `rounded_off` returned: parameters that are wide by now grow by it."""
         ...
 
     def forget_rounded_off(self) -> None:
@@ -357,10 +357,12 @@ class OwnTensors:
 
     def load_rounded_off(self, p: int, lost: Tensor) -> None:
         """See `ModelTensors`."""
+        self._gathered.let_go()
+        self._settle()
+        rest = give_back(self.layout.fragments[p], lost, self._parameters)
         rounding = self._rounding[p]
         if rounding is not None:
-            self._settle()
-            rounding.copy_(lost)
+            rounding.copy_(rest)
 
     def forget_rounded_off(self) -> None:
         """See `ModelTensors`."""

@@ -120,6 +120,19 @@ def scatter(
     _move(values, list(compress(targets, wide)), list(compress(sources, wide)), replace)
 
 
+@torch.no_grad()
+def give_back(fragment: Fragment, lost: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Add what a narrow dtype rounded away to those of the fragment's parameters that are wide now.
+    Returns the rest, which belongs to narrow ones."""
+    rest = lost.clone()
+    targets = [real(parameters[index]) for index in fragment.tensors]
+    for target, part in zip(targets, shaped(rest, targets), strict=True):
+        if not narrow(target):
+            target.add_(brought(part, target.device))
+            part.zero_()
+    return rest
+
+
 def _move(values: Tensor, targets: list[Tensor], sources: list[Tensor], replace: bool) -> None:
     """Overwrite each target with its source, or add the source in the wider dtype of both. The
     sources are parts of the values."""

@@ -32,8 +32,8 @@ GPU_MUTANTS = (
     mutant(
         "what-was-rounded-away-is-loaded-too-soon",
         TENSORS,
-        "            self._settle()\n            rounding.copy_(lost)",
-        "            rounding.copy_(lost)",
+        "        self._settle()\n        rest = give_back(",
+        "        rest = give_back(",
     ),
     mutant(
         "what-was-rounded-away-is-forgotten-too-soon",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import (
     Adoption,
@@ -118,6 +118,32 @@ def test_weights_of_another_dtype_are_still_those_of_the_checkpoint() -> None:
             (3, 0),
         ]
         assert read(second[1]) == [1.0 - 1.5, -2.0 - 1.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_wider_weights_have_what_the_narrow_ones_had_lost(dtype: torch.dtype, mixed: bool) -> None:
+    """Otherwise the loss would count as progress, which the next offer takes out of the anchor."""
+
+    def make(*dtypes: torch.dtype) -> Optimizer:
+        return SGD([Parameter((torch.arange(5) / 7).to(each)) for each in dtypes], lr=0.01)
+
+    with cluster(make(dtype, dtype), make(dtype, dtype), sync_every=2, adopt_after=0) as first:
+        drive(first, 16, lambda i, s: (i + s) / 3)
+        saved = [save(o) for o in first]
+    lost = saved[0][1]["mend"]["fragments"][0]["tensors"]["rounding"]
+    assert lost[:5].any()
+    assert lost[5:].any()
+    makes = [partial(make, torch.float32, dtype if mixed else torch.float32)] * 2
+    with resumed(makes, saved, sync_every=2, adopt_after=0) as second:
+        (wide, other), (was_wide, was_other) = parameters(second[0]), saved[0][0]
+        assert torch.equal(wide, was_wide.float() + lost[:5])
+        assert torch.equal(other, was_other if mixed else was_other.float() + lost[5:])
+        if mixed:
+            kept = second[0].state_dict()["mend"]["fragments"][0]["tensors"]["rounding"]
+            assert torch.equal(kept, torch.cat([torch.zeros(5), lost[5:]]))
+        assert second[0].status().unmerged_tokens == first[0].status().unmerged_tokens
+        assert torch.allclose(wide, anchors(second[0])[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("case", "at"), covering(GAINS, [28, 33, 30]))

@@ -473,6 +473,11 @@ def followed(now: float, anchor: float, base: float) -> float:
     return max(low, min(high, moved))
 
 
+def replaced(now: int, anchor: int, base: int) -> int:
+    """One integer of a buffer: the anchor's if others changed it."""
+    return now if anchor == base else anchor
+
+
 # ── the sizes of offers ───────────────────────────────────────────────────────────────────────────
 
 

@@ -19,6 +19,10 @@ from torch.nn import Module
 from mend_optim.errors import UsageError
 from mend_optim.model.layout import BufferFragment
 
+#: By its size, a dtype of the same bits as an integer or a bool. Few operations are made for
+#: unsigned ones.
+SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def read_modules(buffers: Module | Iterable[Module] | None) -> tuple[Module, ...]:
     """The modules of the argument `buffers`. Raises `UsageError`."""
@@ -138,7 +142,8 @@ def move_buffers(
 
     A floating-point element moves by A − B, but never past A. So it stays between its present value
     and the anchor's: whatever interval both are in, such as the numbers from 0, it is in. One that
-    still is B becomes A. An integer or a bool that the anchor has otherwise than B becomes A.
+    still is B becomes A. So does an integer or a bool that the anchor has otherwise than B: it has
+    no half-way.
 
     Args:
         fragment: the fragment of these buffers.
@@ -154,10 +159,14 @@ def move_buffers(
         if old is not None and _same_bytes(new, old):
             continue
         there = new.to(target.device)
-        if old is None or not target.is_floating_point():
+        if old is None:
             target.copy_(there)
+            continue
+        before = old.to(target.device)
+        if target.is_floating_point():
+            target.copy_(_moved(target, there, before))
         else:
-            target.copy_(_moved(target, there, old.to(target.device)))
+            target.copy_(_replaced(target, there, before))
 
 
 def _moved(now: Tensor, anchor: Tensor, base: Tensor) -> Tensor:
@@ -169,6 +178,13 @@ def _moved(now: Tensor, anchor: Tensor, base: Tensor) -> Tensor:
     # Equal infinities have no difference.
     kept = torch.where(there == before, here, between)
     return torch.where(here == before, there, kept)
+
+
+def _replaced(now: Tensor, anchor: Tensor, base: Tensor) -> Tensor:
+    """The anchor where it is not what the base is, and else the present values."""
+    bits = SIGNED[now.dtype.itemsize]
+    here, there, before = now.view(bits), anchor.view(bits), base.view(bits)
+    return torch.where(there == before, here, there).view(now.dtype)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

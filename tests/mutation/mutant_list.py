@@ -1435,6 +1435,8 @@ MUTANTS = (
            "kept = torch.where(there == before, here, between)", "kept = between", OWN_BUFFERS),
     Mutant("buffers-that-are-constants-are-written", 2, "model/module_buffers",
            "if old is not None and _same_bytes(new, old):", "if False:", OWN_BUFFERS),
+    Mutant("integer-buffers-are-replaced-whole", 5, "model/module_buffers",
+           "return torch.where(there == before, here, there).view(now.dtype)", "return anchor", OWN_BUFFERS),
     Mutant("buffers-of-this-process-travel", 4, "model/module_buffers",
            "if key not in local and identity not in tensors:", "if identity not in tensors:", OWN_BUFFERS),
     Mutant("shared-buffers-count-twice", 5, "model/module_buffers",

@@ -23,6 +23,8 @@ from mend_optim.model.module_buffers import (
 from tests import reference
 
 numbers = st.floats(-1e6, 1e6, width=32)
+small = st.integers(0, 3)
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint64]
 KINDS = [
     torch.float32,
     torch.float64,
@@ -255,6 +257,30 @@ def test_an_infinity_that_all_have_stays_and_moves_nothing() -> None:
     fragment = fragment_of(a=now)
     move_buffers(fragment, [now], flat(fragment, anchor), flat(fragment, base))
     assert now.tolist() == [-math.inf, 2.0, 7.0]
+
+
+@given(
+    st.lists(st.tuples(small, small, small), min_size=1, max_size=8),
+    st.sampled_from([*WHOLE, torch.bool]),
+)
+def test_an_integer_follows_as_its_slow_twin_does(
+    rows: list[tuple[int, int, int]], dtype: torch.dtype
+) -> None:
+    """Each element by itself: [5, 9] that was [5, 7] becomes [6, 9] beside an anchor of [6, 7]."""
+    now, anchor, base = torch.tensor([(5, 6, 5), (9, 7, 7), *rows]).to(dtype).t().contiguous()
+    here = now.tolist()
+    fragment = fragment_of(a=now)
+    move_buffers(fragment, [now], flat(fragment, anchor), flat(fragment, base))
+    each = zip(here, anchor.tolist(), base.tolist(), strict=True)
+    assert now.tolist() == [reference.replaced(*row) for row in each]
+
+
+def test_the_integers_of_a_column_follow_in_place() -> None:
+    matrix = torch.tensor([[5, 1], [9, 2]])
+    now, fragment = matrix[:, 0], fragment_of(a=matrix[:, 0])
+    anchor, base = torch.tensor([6, 7]), torch.tensor([5, 7])
+    move_buffers(fragment, [now], flat(fragment, anchor), flat(fragment, base))
+    assert matrix.tolist() == [[6, 1], [9, 2]]
 
 
 @pytest.mark.parametrize(("base", "expected"), [(10, 13), (13, 13), (7, 7)])

@@ -84,7 +84,7 @@ class Transport:
         limits: How much peers may cost.
         sizes: Returns the elements of each fragment.
         security: How links are secured.
-        resolve: Finds the addresses of a seed's name. It must not block the loop.
+        resolve: Finds the addresses of a seed's name, and of `listen`. It must not block the loop.
 
     Raises:
         UsageError: One of the addresses is not an address, or this process was forked from one that
@@ -121,6 +121,7 @@ class Transport:
         self._timing = timing
         self._listen = listen
         self._listen_from = listen_from
+        self._resolve = resolve
         self._advertise = advertise
         self._security = security
         self._seeds = tuple(dict.fromkeys(seeds))
@@ -220,7 +221,7 @@ class Transport:
         try:
             self._links.me = self._handler.hello().peer
             if self._listen is not None:
-                port = await self._server.start(self._listen, self._listen_from)
+                port = await self._server.start(self._listen, self._listen_from, self._resolve)
                 self._address = self._advertise or advertised(self._listen, port)
                 self._handler.shows(self._address)
             self._dialler.start(self._seeds, self._lists, self._address)

@@ -4,7 +4,7 @@ peers open."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,9 @@ from mend_optim.transport.grpc_options import server_options
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.inflow import HELLO_UNIT, Inflow
 from mend_optim.transport.link import Link
+from mend_optim.transport.own_addresses import own_addresses
 from mend_optim.transport.security.channels import Security
+from mend_optim.transport.seeking import Resolve
 from mend_optim.transport.statuses import REASON_LIMIT, status_of
 from mend_optim.transport.stream import Counter, Served
 from mend_optim.transport.surveying import SurveyServer
@@ -104,24 +106,33 @@ class Server:
         self._first_messages = first_messages
         self._learners = learners
         self._streams = streams
-        #: The server that listens, once there is one.
+        #: The servers that listen, each at one address.
         self._servers: list[Any] = []
         #: Servers that listen no more, and the tasks that end them.
         self._leaving: dict[asyncio.Task[None], Any] = {}
-        self._host = ""
+        self._hosts: Sequence[str] = ()
         self._port = 0
-        #: The credentials were renewed since the server took its own.
+        #: The credentials were renewed since the first of the servers took its own.
         self._is_outdated = False
         #: Listens anew, after the credentials were renewed.
         self._returning: asyncio.Task[None] | None = None
 
-    async def start(self, listen: str, listen_from: str) -> int:
-        """Listen; return the port. Raises `UsageError` if this machine cannot listen there."""
+    async def start(self, listen: str, listen_from: str, resolve: Resolve) -> int:
+        """Listen; return the port. Raises `UsageError` if this machine cannot listen there.
+
+        Args:
+            listen: The address.
+            listen_from: What the user calls it.
+            resolve: Finds the addresses of a name. It must not block the loop.
+        """
         host, port = parse_address(listen_from, listen)
-        # without a host: everywhere, whether the machine has IPv6 or not
-        for one in [host] if host else ["::", "0.0.0.0"]:
-            if await self._serve_at(one, port):
-                break
+        if host:
+            await self._listen_at(await own_addresses(host, port, resolve), port)
+        else:
+            # everywhere, whether the machine has IPv6 or not
+            await self._listen_at(["::"], port)
+            if not self._port:
+                await self._listen_at(["0.0.0.0"], port)
         require(
             self._port > 0,
             listen_from,
@@ -133,23 +144,42 @@ class Server:
         PORTS.add(self._port)
         return self._port
 
-    async def _serve_at(self, host: str, port: int) -> bool:
-        """Serve there, with the present credentials. False if the port cannot be had."""
+    async def _listen_at(self, hosts: Sequence[str], port: int) -> None:
+        """Listen on the same port of all these hosts, or of none. If gRPC chooses the port, another
+        program may have it at some of them; these are left out."""
+        for host in hosts:
+            bound = await self._serve_at(host, self._port or port)
+            if bound:
+                self._hosts = [*self._hosts, host]
+                self._port = bound
+            elif port:
+                await self._give_up()
+                return
+
+    async def _give_up(self) -> None:
+        """Free the port where it could be had."""
+        for server in self._servers:
+            await server.stop(None)
+        self._servers.clear()
+        self._hosts, self._port = (), 0
+
+    async def _serve_at(self, host: str, port: int) -> int:
+        """Serve there, with the present credentials. Returns the port; 0 if it cannot be had."""
         options = server_options(self._timing, self._learners, self._streams())
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
         bound = 0
-        self._is_outdated = False
+        if not self._servers:
+            self._is_outdated = False
         with suppress(RuntimeError):
             bound = self._security.bind(server, format_address(host, port))
         if bound:
             # First this: `stop` may come while it starts.
             self._servers.append(server)
             await _whole(server.start())
-            self._host, self._port = host, bound
-        return bound > 0
+        return bound
 
     async def rebind(self) -> None:
         """Listen anew, with the present credentials. Streams that are open stay with the former
@@ -190,15 +220,18 @@ class Server:
     async def _serve_again(self, name: str) -> None:
         """Serve where it served before, as soon as that can be."""
         is_told = has_failed = False
+        missing = self._hosts
         for pause_s in pauses():
             try:
-                if await self._serve_at(self._host, self._port):
+                missing = [one for one in missing if not await self._serve_at(one, self._port)]
+                if not missing:
                     break
             except Exception:
                 if not has_failed:
                     has_failed = True
                     log.exception(FAILED, name, self._port)
                 self._let_go()
+                missing = self._hosts
             if pause_s == MOST_REBIND_S and not is_told:
                 is_told = True
                 log.warning(LOST, name, self._port)

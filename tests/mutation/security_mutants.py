@@ -26,6 +26,7 @@ EXPIRY = of("unit/transport/security/test_expiry")
 RENEWAL = of("unit/transport/security/test_renewal")
 DIAGNOSIS = of("unit/transport/test_diagnosis", "full or silent or hello")
 PROBE = of("unit/transport/security/test_probe")
+LISTENING = of("unit/transport/test_own_addresses")
 REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 BEYOND = of("unit/transport/test_grpc_transport", "beyond")
 PACED = of("unit/transport/test_receiving", "headers_and_small")
@@ -245,6 +246,55 @@ SECURITY_MUTANTS = (
         "while self._is_outdated:",
         "if self._is_outdated:",
         RENEWAL,
+    ),
+    mutant(
+        "a-renewal-between-two-servers-misses-the-first",
+        "server",
+        "        if not self._servers:\n            self._is_outdated = False\n",
+        "        self._is_outdated = False\n",
+        RENEWAL,
+    ),
+    mutant(
+        "a-learner-listens-anew-at-one-address",
+        "server",
+        "self._hosts = [*self._hosts, host]",
+        "self._hosts = [host]",
+        RENEWAL,
+    ),
+    mutant(
+        "one-address-of-a-name-is-enough",
+        "server",
+        "            elif port:\n",
+        "            elif False:\n",
+        LISTENING,
+    ),
+    mutant(
+        "a-port-that-was-given-up-stays-taken",
+        "server",
+        "                await self._give_up()\n",
+        "",
+        LISTENING,
+    ),
+    mutant(
+        "each-address-has-a-port-of-its-own",
+        "server",
+        "self._serve_at(host, self._port or port)",
+        "self._serve_at(host, port)",
+        LISTENING,
+    ),
+    mutant(
+        "names-to-listen-at-are-left-to-grpc",
+        "own_addresses",
+        "    if is_ip(host):\n",
+        "    if True:\n",
+        LISTENING,
+    ),
+    mutant(
+        "the-addresses-of-others-must-be-free",
+        "own_addresses",
+        "return error.errno not in _ELSEWHERE",
+        "return True",
+        LISTENING,
     ),
     mutant(
         "a-server-that-cannot-be-made-is-given-up",

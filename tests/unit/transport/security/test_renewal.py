@@ -312,9 +312,14 @@ class Starting:
         return self._binding(server, address)
 
 
-async def starting_anew(folder: Folder) -> tuple[Learner, Starting]:
+async def two_addresses(host: str, port: int) -> list[str]:
+    """A name's."""
+    return [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
+
+
+async def starting_anew(folder: Folder, **options: Any) -> tuple[Learner, Starting]:
     """Learner b, whose credentials were renewed, and its server that starts with the new ones."""
-    b = await folder.start("b")
+    b = await folder.start("b", **options)
     starting = Starting(b)
     folder.issue_again("b")
     await look(b)
@@ -332,6 +337,36 @@ async def test_a_renewal_while_a_server_starts_is_not_left_for_the_next_one(fold
     await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
     assert await shown_at(b.address) == new
     assert len(b.transport._server._servers) == 1
+
+
+@with_files
+async def test_a_learner_listens_anew_at_each_address_of_a_name(folder: Folder) -> None:
+    """Nobody looks the name up again. The loop would stand still, and the addresses could be
+    others."""
+    asked = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return await two_addresses(host, port)
+
+    b = await folder.start("b", listen="here:0", resolve=resolve)
+    new = folder.issue_again("b")
+    await look(b)
+    port = b.transport.port
+    assert [await shown_at(f"127.0.0.{i}:{port}") for i in (1, 2)] == [new, new]
+    assert asked == ["here"]
+
+
+@pytest.mark.usefixtures("_hasty")
+@with_files
+async def test_a_renewal_between_two_servers_reaches_the_first(folder: Folder) -> None:
+    b, starting = await starting_anew(folder, listen="here:0", resolve=two_addresses)
+    new = folder.issue_again("b")
+    await look(b)
+    starting.may_go_on.set()
+    await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
+    port = b.transport.port
+    assert [await shown_at(f"127.0.0.{i}:{port}") for i in (1, 2)] == [new, new]
 
 
 @pytest.mark.usefixtures("_hasty")

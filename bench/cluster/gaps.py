@@ -10,9 +10,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import mean, stdev
 
-from bench.cluster.runs import ALONE, PARALLEL, QUARTERS, Cell, Outcome, Record, runs_freely
+from bench.cluster.runs import (
+    ALONE,
+    AUTO,
+    PARALLEL,
+    QUARTERS,
+    Cell,
+    Outcome,
+    Record,
+    runs_freely,
+)
 from bench.result import Result, compared
 
 #: The arm that has goals.
@@ -202,7 +211,7 @@ def report(records: Sequence[Record]) -> str:
     found = comparisons(records)
     if not found:
         return "No run has both baselines beside it yet."
-    return "\n".join([*_tables(found), *_extremes(found), *_quarters(found)])
+    return "\n".join([*_tables(found), *_choices(found), *_extremes(found), *_quarters(found)])
 
 
 def _row(*columns: str) -> str:
@@ -264,6 +273,40 @@ def _mnats(nats: Sequence[float]) -> str:
         return "diverged"
     low, high = 1e3 * min(nats), 1e3 * max(nats)
     return f"{1e3 * mean(nats):+.1f} mnat ({low:+.1f} to {high:+.1f})"
+
+
+def _choices(found: Sequence[Comparison]) -> Iterator[str]:
+    """The H that a cluster chose, beside those that were chosen for it on the same link."""
+    chosen = [c for c in found if c.cell.period == AUTO]
+    rows = [
+        _row(choice.place, _period_and_late(fixed.cell), difference)
+        for choice in chosen
+        for fixed in found
+        if _is_fixed(choice, fixed) and (difference := _difference(choice, fixed))
+    ]
+    if rows:
+        yield "## The choice of H\n"
+        yield "Points of the gap: mean ± standard error of the paired difference (n seeds).\n"
+        yield from _header("choice", "fixed", "choice less fixed")
+        yield from rows
+        yield ""
+
+
+def _is_fixed(choice: Comparison, fixed: Comparison) -> bool:
+    """Whether this is the same, but for an H that was not chosen by the cluster."""
+    alike = (fixed.setting, fixed.arm) == (choice.setting, choice.arm)
+    is_free = runs_freely(fixed.cell.period) and fixed.cell.period != AUTO
+    return alike and is_free and replace(fixed.cell, period=AUTO) == choice.cell
+
+
+def _difference(choice: Comparison, fixed: Comparison) -> str:
+    """Empty with fewer than two seeds of both."""
+    shares = dict(zip(fixed.seeds, fixed.closed, strict=False))
+    pairs = zip(choice.seeds, choice.closed, strict=False)
+    points = [100 * (share - shares[seed]) for seed, share in pairs if seed in shares]
+    if len(points) < 2:
+        return ""
+    return f"{mean(points):+.1f} ± {stdev(points) / math.sqrt(len(points)):.1f} ({len(points)})"
 
 
 def _extremes(found: Sequence[Comparison]) -> Iterator[str]:

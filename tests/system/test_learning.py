@@ -422,6 +422,26 @@ def test_the_report_tells_the_periods_that_were_chosen() -> None:
     assert expected in report([*baselines, *chosen])
 
 
+def test_the_report_compares_a_choice_with_the_same_link_of_fixed_periods() -> None:
+    baselines = [r for seed in range(3) for r in records(1.5, seed=seed) if r.run.arm != "new"]
+    ends = {"auto": (1.2, 1.4, 1.3), "5free": (1.3, 1.3, 1.3), "8free": (1.6, 1.6)}
+    ran = [
+        Record(
+            run=replace(TINY, period=period, late=late, seed=seed),
+            outcome=outcome(4.0, 3.0, 2.0, end),
+        )
+        for period, late in (("auto", 2), ("5free", 2), ("8free", 2), ("5free", 1), (2, 2))
+        for seed, end in enumerate(ends.get(str(period), (1.5, 1.5, 1.5)))
+    ]
+    text = report([*baselines, *ran])
+    found = [line.split(" | ")[1:] for line in text.splitlines() if "H auto" in line]
+    compared = [columns for columns in found if "±" in columns[-1]]
+    assert compared == [
+        ["H 5free, offers late by 2", "+0.0 ± 5.8 (3) |"],
+        ["H 8free, offers late by 2", "+30.0 ± 10.0 (2) |"],
+    ]
+
+
 def test_each_arm_has_its_best_rate() -> None:
     slow = [
         Record(run=replace(r.run, rate=1e-3), outcome=outcome(5.0, 5.0, 5.0, 3.0))

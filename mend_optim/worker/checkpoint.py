@@ -177,8 +177,7 @@ def anchored(kept: Kept) -> Kept:
         disagrees=False,
         absence=PRESENT,
     )
-    names = ("anchor", VELOCITY, VELOCITY_RATE)
-    tensors = {name: kept.tensors[name] for name in names if name in kept.tensors}
+    tensors = anchor_tensors(kept)
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 

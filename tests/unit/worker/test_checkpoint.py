@@ -15,7 +15,10 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
+from mend_optim.protocol.messages import SIZES
 from mend_optim.worker.checkpoint import (
+    FACTORS,
+    NUMBERS,
     Checkpoint,
     Kept,
     anchored,
@@ -94,9 +97,13 @@ def test_a_correction_is_kept_as_a_copy_and_comes_back(becomes: bool) -> None:
 
 
 def test_other_weights_become_the_anchor_and_progress_is_dropped() -> None:
-    found = anchored(Kept(replace(STANDING, absence=Absence(2, 30)), tensors()))
+    of_the_anchor = {name: torch.ones(1) for name in (*NUMBERS, FACTORS, SIZES)}
+    kept = Kept(replace(STANDING, absence=Absence(2, 30)), {**tensors(), **of_the_anchor})
+    found = anchored(kept)
     assert found.replace
-    assert set(found.tensors) == {"anchor", "velocity", "correction"}
+    names = {"anchor", "velocity", "latest exp_avg", *of_the_anchor}
+    assert set(found.tensors) == {*names, "correction"}
+    assert all(found.tensors[name] is kept.tensors[name] for name in names)
     assert torch.equal(found.tensors["correction"], found.tensors["anchor"])
     assert found.standing == replace(
         STANDING,

@@ -34,6 +34,7 @@ from mend_optim.worker.checkpoint import (
     anchored,
     is_of,
     kept_correction,
+    seal_residual,
 )
 from mend_optim.worker.correction import Correction, Reading
 
@@ -138,8 +139,10 @@ class Handover:
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._no_anchors()
         corrections = []
-        for place, fragment in zip(self._layout.fragments, kept, strict=True):
-            anchors.load(place.index, fragment.tensors)
+        pairs = zip(saved.fragments, kept, strict=True)
+        for place, (former, fragment) in zip(self._layout.fragments, pairs, strict=True):
+            given_up = None if intact else seal_residual(former)
+            anchors.load(place.index, fragment.tensors, given_up)
             if "rounding" in fragment.tensors:
                 with self._tensors.watch.moving():
                     self._tensors.load_rounded_off(place.index, fragment.tensors["rounding"])

@@ -120,7 +120,8 @@ class Status:
             its next ones will bring, summed over the fragments. If its process dies, that much of
             everybody's work is lost.
         dropped_residual: the sum of the lengths of such parts that were given up, because this
-            learner took a whole anchor, founded one, or went on from an older checkpoint.
+            learner took a whole anchor, founded one, or went on from an older checkpoint, or from
+            one whose unmerged work it dropped.
         fragments: the anchors; empty before the first step with peers.
         roster: the known peers, by name.
         rounds: records of the last adopted anchors, the newest last.

@@ -219,9 +219,12 @@ class Anchors:
         """Copies of all tensors of fragment `p`, by the names they have in a checkpoint."""
         return self.fragments[p].save()
 
-    def load(self, p: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take copies of what `save` returned."""
-        self.fragments[p].load(tensors)
+    def load(self, p: int, tensors: Mapping[str, Tensor], given_up: Tensor | None = None) -> None:
+        """Take copies of what `save` returned. `given_up`: a residual of seals that is left out."""
+        fragment = self.fragments[p]
+        fragment.load(tensors)
+        if given_up is not None and isinstance(fragment, FragmentAnchor):
+            fragment.payload.give_up(given_up)
         self._loaded.add(p)
 
     def copies(self) -> list[Tensor]:

@@ -192,6 +192,11 @@ def anchor_tensors(kept: Kept) -> dict[str, Tensor]:
     }
 
 
+def seal_residual(kept: Kept) -> Tensor | None:
+    """What the encodings of the saved learner's seals had lost, and `anchored` gives up."""
+    return kept.tensors.get("returned")
+
+
 def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     """The checkpoint with one more fragment, of a group that was added since.
 

@@ -327,6 +327,10 @@ class SealPayload:
         else:
             self.drop()
 
+    def give_up(self, residual: Tensor) -> None:
+        """The residual in a checkpoint does not come along."""
+        self.dropped += self._length(residual)
+
     def _length(self, residual: Tensor | None) -> float:
         if residual is None:
             return 0.0

@@ -37,6 +37,20 @@ RESIDUAL_MUTANTS = (
         "        if not job.sealed_here:\n",
     ),
     mutant(
+        "a-residual-beside-other-weights-is-given-up-in-silence",
+        "handover",
+        "given_up = None if intact else seal_residual(former)",
+        "given_up = None",
+        of("together/test_codecs", "gives_up"),
+    ),
+    mutant(
+        "a-residual-that-comes-along-is-given-up",
+        "handover",
+        "given_up = None if intact else seal_residual(former)",
+        "given_up = seal_residual(former)",
+        of("together/test_codecs", "gives_up"),
+    ),
+    mutant(
         "the-residual-of-a-checkpoint-is-not-told",
         "worker/anchors",
         "        self._loaded.add(p)\n",

@@ -246,9 +246,10 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
             assert not returned(again).any()
 
 
-def test_a_sealer_tells_what_it_holds_and_what_it_gives_up() -> None:
+@pytest.mark.parametrize("loaded", ["the weights", "others"])
+def test_a_sealer_tells_what_it_holds_and_what_it_gives_up(loaded: str) -> None:
     """Its next process goes on from a checkpoint. The others have gone on without that, so the
-    process takes their anchor whole."""
+    process takes their anchor whole. Beside other weights it gives up what the checkpoint has."""
     told = Int8(back="same")
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
     inners = (SGD(model, lr=1.0) for model in models[:2])
@@ -277,7 +278,8 @@ def test_a_sealer_tells_what_it_holds_and_what_it_gives_up() -> None:
         with closing(
             newcomer(SGD(models[2], lr=1.0), name, other, codec=told, **LOCKSTEP)
         ) as again:
-            load(again, saved)
+            weights, state = saved
+            load(again, saved if loaded == "the weights" else ([w + 1 for w in weights], state))
             assert again.join().rounds[-1].reason == "pulled"
             status = again.status()
             assert (status.held_residual, status.dropped_residual) == (0, held)

@@ -18,7 +18,7 @@ from mend_optim.errors import UsageError, require
 from mend_optim.given_state import refusing_foreign
 from mend_optim.model.copies import belong_to, own_part, sketches
 from mend_optim.model.fragment_count import FragmentCount
-from mend_optim.model.layout import Layout, is_expanded, is_mergeable, is_shapeless
+from mend_optim.model.layout import Layout, is_mergeable, is_shapeless, overlaps_itself
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.model.saved_order import OTHER_ORDER, keeps_order, told_names
@@ -203,10 +203,10 @@ class WrappedParameters:
         ordered = self._ordered(groups, wrapped, self.by_name if by_name is None else by_name)
         names = [name for name, _ in ordered]
         for name, tensor in ordered:
-            if not is_shapeless(tensor) and is_expanded(tensor):
+            if not is_shapeless(tensor) and overlaps_itself(tensor):
                 raise UsageError(
                     f"parameter {name} must have memory for each of its elements to be merged, got "
-                    "an expanded one; give the optimizer a copy of it"
+                    "one that shares memory among them; give the optimizer a copy of it"
                 )
         tensors = [tensor for _, tensor in ordered]
         kept = len(tensors) - sum(added)

@@ -8,6 +8,7 @@ whose flat buffer holds their own bytes. `module_buffers.py` copies those."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -277,15 +278,29 @@ def _fault(tensor: Tensor) -> str:
         return "a DTensor"
     if tensor.is_inference():
         return "one that was made in torch.inference_mode(), which cannot be trained"
-    return "" if tensor.layout == torch.strided else str(tensor.layout)
+    return _lazy_view(tensor) if tensor.layout == torch.strided else str(tensor.layout)
 
 
-def is_expanded(tensor: Tensor) -> bool:
-    """Whether a tensor repeats its memory along a dimension, so that its elements cannot be written
-    one by one."""
-    if tensor.layout != torch.strided:
+def _lazy_view(tensor: Tensor) -> str:
+    """Why the values of a dense tensor are not those in its memory; empty if they are."""
+    if tensor.is_conj():
+        return "a conjugate view; give the resolve_conj() of it"
+    return "a negative view; give the resolve_neg() of it" if tensor.is_neg() else ""
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether some elements of a tensor share memory, as those of an expanded view and the windows
+    of `unfold` do, so that they cannot be written one by one."""
+    if tensor.layout != torch.strided or not tensor.numel():
         return False
-    return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(n > 1 and step == 0 for n, step in steps) or tensor.numel() > _span(tensor)
+
+
+def _span(tensor: Tensor) -> int:
+    """The number of elements in memory from the first to the last of a tensor that has some."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((n - 1) * step for n, step in steps)
 
 
 def _kind(tensor: Tensor) -> tuple[list[int], str]:
@@ -301,7 +316,9 @@ def _buffer_fault(tensor: Tensor) -> str:
         return "a DTensor"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return str(tensor.dtype if tensor.is_quantized else tensor.layout)
-    return "an expanded one" if is_expanded(tensor) else ""
+    if overlaps_itself(tensor):
+        return "one that shares memory among its elements"
+    return _lazy_view(tensor)
 
 
 def _buffer_fragment(p: int, buffers: Sequence[tuple[str, Tensor]]) -> BufferFragment:
@@ -319,8 +336,12 @@ def _buffer_fragment(p: int, buffers: Sequence[tuple[str, Tensor]]) -> BufferFra
 
 
 def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    """Raise `UsageError` if two parameters start at the same memory."""
+    """Raise `UsageError` if two parameters start at the same memory, or one of them within the
+    other. Of a tensor with gaps, only the first element counts: columns of one matrix may
+    interleave and share nothing."""
     owners: dict[tuple[torch.device, int], int] = {}
+    #: By the memory that they are views of, what is filled by which.
+    held: dict[tuple[torch.device, int], list[tuple[int, int, int]]] = defaultdict(list)
     for i, tensor in enumerate(tensors):
         if not tensor.numel() or not tensor.data_ptr():
             continue
@@ -331,3 +352,21 @@ def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
                 f"{names[owner]}; what others learned would be added to it twice: give tied "
                 "parameters to the inner optimizer once"
             )
+        storage = tensor.untyped_storage().data_ptr()
+        held[tensor.device, storage].append((*_memory(tensor), i))
+    for each in held.values():
+        for (_, stop, one), (start, _, other) in pairwise(sorted(each)):
+            if start < stop:
+                owner, i = sorted((one, other))
+                raise UsageError(
+                    f"parameter {names[i]} must have memory of its own, got part of that of "
+                    f"parameter {names[owner]}; what others learned would be added to it twice: "
+                    "give the inner optimizer a copy of one of them"
+                )
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """From where to where a tensor fills memory: all that it has, if its elements lie side by side,
+    and else its first one."""
+    filled = tensor.numel() if tensor.numel() == _span(tensor) else 1
+    return tensor.data_ptr(), tensor.data_ptr() + filled * tensor.dtype.itemsize

@@ -82,7 +82,7 @@ RECEIVING, FRAMES = of("unit/transport/test_receiving"), of("unit/transport/test
 ENDING, READY = of("virtual/test_endings"), of("unit/engine/test_ending")
 FACE, KIND = of("contract/test_face"), of("contract/test_wrapped_class")
 OWN_BUFFERS, BUFFERS = of("unit/model/test_module_buffers"), of("unit/worker/test_buffer_anchor")
-BUFFER_ROUNDS = of("unit/engine/test_buffer_rounds")
+BUFFER_ROUNDS, LAYOUT = of("unit/engine/test_buffer_rounds"), of("unit/model/test_layout")
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────
     Mutant("alone-starts-a-thread", 1, "training_run",
@@ -1374,8 +1374,8 @@ MUTANTS = (
     Mutant("other-memory-is-looked-at", 10, "model/weights_watch", "p.numel() == size and _is_dense(p)", "True", WATCH),
     Mutant("other-memory-of-another-size-is-looked-at", 10, "model/weights_watch", "p.numel() == size and ", "", WATCH),
     Mutant("other-memory-of-other-strides-is-looked-at", 10, "model/weights_watch", "p.numel() == size and _is_dense(p)", "p.numel() == size", WATCH),
-    Mutant("an-expanded-parameter-is-taken", 8, "wrapped_parameters", "not is_shapeless(tensor) and is_expanded(tensor)", "False",
-           of("together/test_bad_input", "expanded")),
+    Mutant("an-expanded-parameter-is-taken", 8, "wrapped_parameters", "not is_shapeless(tensor) and overlaps_itself(tensor)", "False",
+           of("together/test_bad_input", "overlaps_itself")),
     Mutant("jump-at-any-touch", 10, "model/weights_watch", ".norm() > JUMP * trained", ".norm() > 0 * trained", WATCH),
     Mutant("jump-of-corrections", 10, "model/weights_watch", "[base + (new - old) for", "[base for", WATCH),
     Mutant("jump-by-the-last-span-alone", 10, "model/weights_watch", "[torch.maximum(now, FADES * known) for", "[now for", WATCH),
@@ -1450,7 +1450,19 @@ MUTANTS = (
     Mutant("buffers-may-change-shape", 4, "model/layout",
            "if (shape, dtype) != (shape_now, dtype_now):", "if dtype != dtype_now:", OWN_BUFFERS),
     Mutant("expanded-buffers-are-taken", 4, "model/layout",
-           "any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))", "False", OWN_BUFFERS),
+           "any(n > 1 and step == 0 for n, step in steps) or", "", LAYOUT),
+    Mutant("windows-that-overlap-are-taken", 4, "model/layout",
+           " or tensor.numel() > _span(tensor)", "", LAYOUT),
+    Mutant("parts-of-one-tensor-may-overlap", 5, "model/layout",
+           "if start < stop:", "if False:", LAYOUT),
+    Mutant("a-column-of-another-parameter-is-taken", 5, "model/layout",
+           "held[tensor.device, storage].append(", "tensor.is_contiguous() and held[tensor.device, storage].append(", LAYOUT),
+    Mutant("columns-of-one-tensor-are-refused", 8, "model/layout",
+           "filled = tensor.numel() if tensor.numel() == _span(tensor) else 1", "filled = _span(tensor)", LAYOUT),
+    Mutant("conjugate-views-are-taken", 4, "model/layout",
+           "if tensor.is_conj():", "if False:", LAYOUT),
+    Mutant("negative-views-are-taken", 4, "model/layout",
+           " if tensor.is_neg() else ", " if False else ", LAYOUT),
     Mutant("exploded-buffers-are-merged", 8, "worker/buffer_anchor", "if 0 < bound < sizes[k]:", "if False:", BUFFERS),
     Mutant("buffers-beyond-the-anchors-are-strays", 8, "worker/buffer_anchor", "max(_rms(known), median(sizes[:k] + sizes[k + 1 :]))", "_rms(known)", BUFFERS),
     Mutant("buffers-beyond-the-others-are-strays", 8, "worker/buffer_anchor", "max(_rms(known), median(sizes[:k] + sizes[k + 1 :]))", "median(sizes[:k] + sizes[k + 1 :])", BUFFERS),

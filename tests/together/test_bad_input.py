@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD
 
@@ -551,10 +552,11 @@ def test_a_frozen_parameter_may_have_a_sum_beyond_its_dtype(dtype: torch.dtype) 
         optimizer.join()
 
 
-def test_an_expanded_parameter_is_refused() -> None:
+@pytest.mark.parametrize("view", [torch.ones(1).expand(4), torch.ones(8).unfold(0, 4, 1)])
+def test_a_parameter_that_overlaps_itself_is_refused(view: Tensor) -> None:
     """Its elements share memory: no correction could be added to it."""
-    inner = SGD([Parameter(torch.ones(1).expand(4))], lr=0.1)
-    with pytest.raises(UsageError, match=r"parameter 0 must have memory .*, got an expanded one"):
+    inner = SGD([Parameter(view)], lr=0.1)
+    with pytest.raises(UsageError, match=r"parameter 0 must have memory .*, got one that shares"):
         MendOptimizer(inner, listen=LOOPBACK, timing=TIMING)
     assert MendOptimizer(inner).join().step == 0  # without peers
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.errors import UsageError
-from mend_optim.model.layout import Layout, partition
+from mend_optim.model.layout import Layout, overlaps_itself, partition
 from tests.reference import smallest_load
 
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=6)
@@ -63,6 +63,81 @@ def test_one_tensor_listed_twice_is_refused() -> None:
         match=r"w2 .* got that of parameter w0; .* tied parameters to the inner optimizer once",
     ):
         layout(shared, torch.zeros(3), shared.view(3, 1))
+
+
+SHEET = torch.zeros(8, 6)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [SHEET[:6], SHEET[2:]],
+        [SHEET[4:6], SHEET],
+        [SHEET[:, 1], SHEET],
+        [SHEET[:4, 1], SHEET[0]],
+        [SHEET[3:].t(), SHEET[:4]],
+        [SHEET[7], SHEET[0], SHEET[1], SHEET[6:].t()],
+        [SHEET[:1].view(torch.complex64), SHEET[0, 5:]],
+    ],
+    ids=range(7),
+)
+def test_parts_of_one_tensor_that_overlap_are_refused(views: list[Tensor]) -> None:
+    """What others learned would be added to what they share twice."""
+    last = len(views) - 1
+    with pytest.raises(UsageError, match=rf"w{last} must have memory .* part of that of paramet"):
+        layout(*views)
+    with pytest.raises(UsageError, match=r"w\d must have memory .* part of that of parameter w\d"):
+        layout(*reversed(views))
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [SHEET[:4], SHEET[4:]],
+        [SHEET[4:], SHEET[:4].t()],
+        [SHEET[:, 0], SHEET[:, 1], SHEET[:, 3:]],
+        [SHEET[::2], SHEET[1::2]],
+        [SHEET[:0], SHEET, SHEET[8:]],
+    ],
+    ids=range(5),
+)
+def test_parts_of_one_tensor_that_share_no_element_are_taken(views: list[Tensor]) -> None:
+    assert layout(*views).numel == sum(view.numel() for view in views)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.ones(2, dtype=torch.complex64).conj(), r"a conjugate view; .* resolve_conj\(\)"),
+        (torch.ones(2, dtype=torch.complex64).conj().imag, r"a negative view; .* resolve_neg\(\)"),
+    ],
+    ids=["conj", "neg"],
+)
+def test_a_view_whose_values_are_not_those_in_memory_is_refused(tensor: Tensor, words: str) -> None:
+    with pytest.raises(UsageError, match=f"w0 must be .* got {words} of it"):
+        layout(tensor)
+    with pytest.raises(UsageError, match=f"buffers: b must be .* got {words} of it"):
+        Layout(["w"], [torch.ones(1)], 1, buffers=[("b", tensor)])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.ones(1).expand(3), True),
+        (torch.ones(2, 100)[:, :1].expand(2, 3), True),
+        (torch.ones(8).unfold(0, 4, 1), True),
+        (torch.ones(8).unfold(0, 4, 4), False),
+        (torch.ones(8).unfold(0, 2, 4), False),
+        (torch.ones(1, 1).expand(1, 1), False),
+        (torch.ones(2, 3).t(), False),
+        (torch.ones(0, 3), False),
+        (torch.ones(()), False),
+        (torch.eye(2).to_sparse(), False),
+    ],
+    ids=range(10),
+)
+def test_a_view_may_overlap_itself(tensor: Tensor, expected: bool) -> None:
+    assert overlaps_itself(tensor) is expected
 
 
 def test_the_fingerprint_lists_count_then_names_shapes_and_dtypes() -> None:

@@ -126,7 +126,7 @@ def test_from_when_they_are_fixed_another_tensor_of_the_same_name_counts() -> No
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
-        (lambda: torch.ones(1).expand(3), "an expanded one"),
+        (lambda: torch.ones(1).expand(3), "one that shares"),
         (lambda: torch.ones(2).to_sparse(), "torch.sparse_coo"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "torch.quint8"),
         (lambda: torch.ones(2, device="meta"), "one without values yet"),

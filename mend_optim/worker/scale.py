@@ -83,10 +83,6 @@ class Lengths:
         """‖x‖₂ of every tensor."""
         return [math.sqrt(square) for square in self.squares]
 
-    def rms(self) -> float:
-        """The root mean square of all elements."""
-        return math.sqrt(math.fsum(self.squares) / max(1, self.offsets[-1]))
-
 
 def rms_of(norms: Sequence[float], numel: int) -> float:
     """The root mean square of the elements of a vector whose tensors have these norms."""

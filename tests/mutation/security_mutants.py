@@ -33,6 +33,13 @@ PACED = of("unit/transport/test_receiving", "headers_and_small")
 FRAMES = of("unit/transport/test_transfers", "small_chunks_count")
 FIRST = of("unit/transport/test_first_messages")
 SECURITY_MUTANTS = (
+    mutant(
+        "a-sha256-with-its-label-shuts-nobody-out",
+        "security/files",
+        "not _SHA256.search(plain)",
+        "True",
+        FILES,
+    ),
     mutant("headers-cost-nothing", "inflow", "max(FRAME_COST, nbytes / self._unit)", "0", PACED),
     mutant("large-headers-cost-little", "inflow", "FRAME_COST, nbytes", "FRAME_COST, 0", PACED),
     mutant("small-chunks-cost-nothing", "inflow", "if nbytes < LARGE_FRAME:", "if False:", PACED),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.transport.limits import checked_name
+from mend_optim.transport.limits import check, checked_name
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, name_in, uri_of
@@ -152,6 +152,7 @@ def _entry(entry: str) -> str:
     plain = entry.replace(":", "").lower()
     if _SHA256.fullmatch(plain):
         return plain
+    check(not _SHA256.search(plain), "a SHA-256 must stand on its line alone, without its label")
     return checked_name("name", unicodedata.normalize("NFC", entry))
 
 

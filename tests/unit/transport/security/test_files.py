@@ -300,8 +300,13 @@ def test_the_denied_are_read_in_any_form_of_unicode(directory: Path) -> None:
         ("\ufeffmallory", r"name '\ufeffmallory' is not printable text in NFC"),
         ("m\0a\0l\0", r"name 'm\x00a\x00l\x00' is not printable text in NFC"),
         ("x" * 257, "name is 257 bytes; the limit is 256"),
+        (f"SHA-256  {'0a' * 32}", "a SHA-256 must stand on its line alone, without its label"),
+        (
+            f"sha256 Fingerprint={':'.join(['0A'] * 32)}",
+            "a SHA-256 must stand on its line alone, without its label",
+        ),
     ],
-    ids=["a-zero-width-space", "a-second-mark", "utf-16", "too-long"],
+    ids=["a-zero-width-space", "a-second-mark", "utf-16", "too-long", "as-shown", "of-openssl"],
 )
 def test_an_entry_that_would_shut_nobody_out_is_refused(
     directory: Path, entry: str, fault: str

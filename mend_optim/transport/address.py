@@ -5,17 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from functools import lru_cache
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from mend_optim.errors import UsageError, require
 
 # An IPv6 address may name its interface, such as br-lan or eth0.100.
 _IPV6 = r"\[(?P<ipv6>[0-9a-fA-F:.]+(?:%[\w.-]+)?)\]"
 _ADDRESS = re.compile(rf"(?:{_IPV6}|(?P<host>[\w.-]*)):(?P<port>[0-9]{{1,5}})", re.ASCII)
-# gRPC would take "unix:4242" for a socket in the working directory.
-_SCHEMES = frozenset(
-    ("unix", "unix-abstract", "vsock", "dns", "xds", "google-c2p", "ipv4", "ipv6", "passthrough")
-)
 
 #: Addresses that `seen_from` remembers: each beat tells of the same ones again.
 KNOWN = 4096
@@ -42,8 +38,6 @@ def parse_address(argument: str, text: str) -> tuple[str, int]:
         "an address with a port of at most 65535",
         remedy,
     )
-    is_scheme = (match["host"] or "").lower() in _SCHEMES
-    require(not is_scheme, argument, text, "an address with the name of a host", remedy)
     is_sound = match["ipv6"] is None or _ip(match["ipv6"]) is not None
     require(is_sound, argument, text, "an address with IPv6 in its brackets", remedy)
     return match["ipv6"] or match["host"] or "", int(match["port"])
@@ -65,6 +59,14 @@ def parse_dialable(argument: str, text: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """Return the address of a host and port, the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def grpc_target(address: str) -> str:
+    """Return what gRPC calls an address to dial, be its host a name or an IP address.
+
+    gRPC reads schemes of its own before a colon: "unix:4242" would be a socket in the working
+    directory. What follows this one is always a host."""
+    return "dns:///" + quote(address, safe=":[]")
 
 
 def advertised(listen: str, port: int) -> str:

@@ -827,7 +827,7 @@ MUTANTS = (
            of("unit/engine/test_answers")),
     Mutant("a-copy-for-each-want", 7, "engine/answers", "if wanted and self._exporting.get(p) != lineage.key:", "if wanted:", SEALING),
     Mutant("one-copy-for-ever", 4, "engine/answers", "            del self._exporting[job.fragment]\n", "            pass\n", SEALING),
-    Mutant("hosts-that-are-schemes", 8, "transport/address", "require(not is_scheme, argument", "require(True, argument", of("unit/transport/test_address")),
+    Mutant("hosts-that-are-schemes", 8, "transport/address", 'return "dns:///" + quote(address, safe=":[]")', "return address", of("unit/transport/test_address")),
     Mutant("counters-without-limit", 8, "transport/limits", "    check(count <= COUNTER_LIMIT, ", "    check(True, ", WIRE),
     Mutant("period-without-limit", 8, "transport/wire_bulk", 'period=checked_count("period", state.period)', "period=state.period", WIRE),
     Mutant("names-of-any-kind", 8, "protocol/peer_limits", "return text.isprintable() and (", "return (", WIRE),

@@ -491,6 +491,18 @@ SECURITY_MUTANTS = (
         PROBE,
     ),
     mutant(
+        "plaintext-leaves-the-scheme-to-grpc",
+        "security/channels",
+        "grpc.aio.insecure_channel(grpc_target(address), ",
+        "grpc.aio.insecure_channel(address, ",
+    ),
+    mutant(
+        "tls-leaves-the-scheme-to-grpc",
+        "security/channels",
+        "grpc.aio.secure_channel(grpc_target(address), ",
+        "grpc.aio.secure_channel(address, ",
+    ),
+    mutant(
         "tls-needs-no-client",
         "security/channels",
         "require_client_auth=True",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mend_optim.errors import UsageError
 from mend_optim.protocol.proofs import Notary
 from mend_optim.protocol.unreached import Unreached
-from mend_optim.transport.address import is_loopback, parse_address
+from mend_optim.transport.address import grpc_target, is_loopback, parse_address
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.diagnosis import DENIED
 from mend_optim.transport.grpc_setup import grpc
@@ -101,7 +101,7 @@ class Plaintext:
         return int(server.add_insecure_port(address))
 
     def channel(self, address: str, options: Options, name: str) -> Any:
-        return grpc.aio.insecure_channel(address, options=list(options))
+        return grpc.aio.insecure_channel(grpc_target(address), options=list(options))
 
     def may_dial(self, address: str) -> bool:
         """Everywhere, or at the addresses that only this machine has."""
@@ -171,7 +171,7 @@ class MutualTls:
         credentials = grpc.ssl_channel_credentials(own.authorities, own.key, own.chain)
         host = own.host_of(name) if name else ANY_LEARNER
         named = [*options, ("grpc.ssl_target_name_override", host)]
-        return grpc.aio.secure_channel(address, credentials, options=named)
+        return grpc.aio.secure_channel(grpc_target(address), credentials, options=named)
 
     def may_dial(self, address: str) -> bool:
         """Everywhere."""

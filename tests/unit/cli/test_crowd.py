@@ -169,7 +169,7 @@ def test_names_of_others_draw_nothing() -> None:
 
 def test_an_address_on_loopback_is_that_of_the_machine_that_told_it() -> None:
     crowd = Crowd(A)
-    crowd.follow({A: sight("a", seen("b", address="127.0.0.1:7"), seen("c", address="unix:7"))})
+    crowd.follow({A: sight("a", seen("b", address="127.0.0.1:7"), seen("c", address="a b:7"))})
     assert crowd.addresses() == [A, "10.0.0.1:7"]
 
 

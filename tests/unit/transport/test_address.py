@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mend_optim.errors import UsageError
-from mend_optim.transport.address import host_of, parse_address, parse_dialable, seen_from
+from mend_optim.transport.address import (
+    grpc_target,
+    host_of,
+    parse_address,
+    parse_dialable,
+    seen_from,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +39,22 @@ def test_what_is_no_address_is_the_users_error(text):
         parse_address("peers[1]", text)
 
 
-@pytest.mark.parametrize("text", ["unix:4242", "DNS:80", "vsock:1", "ipv4:1"])
-def test_no_host_has_the_name_of_a_scheme(text):
-    """gRPC would take the first for a socket in the working directory."""
-    with pytest.raises(UsageError, match="peers must be an address with the name of a host"):
-        parse_dialable("peers", text)
-    assert seen_from(text, "10.0.0.1") == ""
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("10.0.0.5:29600", "dns:///10.0.0.5:29600"),
+        ("[::1]:29600", "dns:///[::1]:29600"),
+        # gRPC would read the interface ab0 as one character
+        ("[fe80::1%ab0]:29600", "dns:///[fe80::1%25ab0]:29600"),
+        ("trainer_1.example:29600", "dns:///trainer_1.example:29600"),
+        ("unix:4242", "dns:///unix:4242"),
+        ("google-c2p-experimental:4242", "dns:///google-c2p-experimental:4242"),
+    ],
+)
+def test_a_host_is_a_host_to_grpc(text, target):
+    """Whatever its name, gRPC takes it for none of its schemes."""
+    parse_dialable("peers", text)
+    assert grpc_target(text) == target
 
 
 @pytest.mark.parametrize("text", ["[fd5]:1", "[fd5%eth0]:1", "[1.2.3.4.5]:1", "[::1::]:1", "[:]:1"])

@@ -4,7 +4,10 @@ nothing of the learner, not even its name."""
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
+import sys
 import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -23,7 +26,7 @@ from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.dialler import VisitOutcome
 from mend_optim.transport.grpc_setup import grpc
-from mend_optim.transport.security.channels import EXPIRY_GRACE_S, MutualTls
+from mend_optim.transport.security.channels import BARE, EXPIRY_GRACE_S, MutualTls, Security
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, host_of_name, uri_of
 from mend_optim.transport.stream import Counter
@@ -142,6 +145,26 @@ async def test_gossip_leads_to_a_learner_of_that_name(crew: Crew) -> None:
     a, b = await crew("a"), await crew("b")
     a.known = [(b.id, b.address)]
     await a.linked_with(b)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+@pytest.mark.parametrize("security", [BARE, tls("a")], ids=["plaintext", "TLS"])
+def test_a_host_that_is_called_like_a_scheme_of_grpcs_is_a_host(security: Security) -> None:
+    number = os.getpid() % 60_000 + 1
+
+    async def dial() -> None:
+        channel = security.channel(f"unix-abstract:{number}", [], "b")
+        async with Stranger(channel, PeerId("a", 1)) as a:
+            with pytest.raises(PeerError):
+                await a.hello()
+
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(f"\0{number}")
+        there.listen()
+        there.setblocking(False)
+        asyncio.run(dial())
+        with pytest.raises(BlockingIOError):
+            there.accept()
 
 
 @secured

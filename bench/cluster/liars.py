@@ -19,6 +19,7 @@ import argparse
 import copy
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ LIES = ("flipped", "scaled", "random", "stale", "colluding")
 MERGES = ("norm_preserving", "trimmed_mean", "median", "centered_clip")
 HONEST, LIARS, STEPS, SYNC_EVERY, BATCH, RATE = 3, 2, 300, 10, 8, 4e-3
 LIMIT_S = 600.0
+POLL_S = 0.002
 SCALE = 10.0
 
 
@@ -138,6 +140,7 @@ def held_out_loss(crew: Crew, task: Task, rate: float = RATE, **options: Any) ->
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
     for optimizer in optimizers:
         optimizer.join()
+        _meet(optimizer, count - 1)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,6 +180,16 @@ def _learner(
         timing=Timing(round_timeout_s=LIMIT_S, evict_after_s=LIMIT_S),
         **options,
     )
+
+
+def _meet(optimizer: MendOptimizer, others: int) -> None:
+    """Wait until it has met all others. A round of those that have met may have more liars than
+    honest members."""
+    limit = time.monotonic() + LIMIT_S
+    while sum(peer.state == "alive" for peer in optimizer.status().roster) < others:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"{optimizer.name} has not met all others within {LIMIT_S:g} s")
+        time.sleep(POLL_S)
 
 
 def _train(i: int, model: nn.Module, optimizer: MendOptimizer, crew: Crew, task: Task) -> None:

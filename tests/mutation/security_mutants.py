@@ -89,7 +89,21 @@ SECURITY_MUTANTS = (
     mutant(
         "a-connection-has-many-first-messages",
         "first_messages",
-        "if caller in self._callers:",
+        "async with caller.turn, self._places:",
+        "async with self._places:",
+        FIRST,
+    ),
+    mutant(
+        "any-number-of-first-messages-of-a-connection-wait",
+        "first_messages",
+        "if caller.calls >= MOST_OF_ONE:",
+        "if False:",
+        FIRST,
+    ),
+    mutant(
+        "a-connection-with-first-messages-is-never-forgotten",
+        "first_messages",
+        "if not caller.calls:",
         "if False:",
         FIRST,
     ),

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mend_optim.errors import PeerError
-from mend_optim.transport.first_messages import PLACES, FirstMessages
+from mend_optim.transport.first_messages import MOST_OF_ONE, PLACES, FirstMessages
 from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.stream import StillError
 
@@ -70,16 +70,18 @@ async def test_no_message_is_read_before_its_turn() -> None:
 @scenario
 async def test_a_connection_has_one_message_read_at_a_time() -> None:
     first_messages = FirstMessages(LONG_S)
-    first, second = Call("a"), Call("a")
-    reading = asyncio.ensure_future(first_messages.read(first))
+    calls = [Call("a") for _ in range(MOST_OF_ONE)]
+    reading = [asyncio.ensure_future(first_messages.read(call)) for call in calls]
     await turns()
-    with pytest.raises(BusyError, match="one at a time"):
-        await first_messages.read(second)
-    assert not second.is_read
-    first.message.set_result(b"1")
-    await reading
-    second.message.set_result(b"2")
-    assert await first_messages.read(second) == b"2"
+    assert [call.is_read for call in calls] == [True] + [False] * (MOST_OF_ONE - 1)
+    one_more = Call("a")
+    with pytest.raises(BusyError, match="too many calls of this connection"):
+        await first_messages.read(one_more)
+    assert not one_more.is_read
+    for i, call in enumerate(calls):
+        call.message.set_result(b"%d" % i)
+    assert await asyncio.gather(*reading) == [b"%d" % i for i in range(MOST_OF_ONE)]
+    assert not first_messages._callers
 
 
 @scenario

@@ -74,7 +74,7 @@ class _Renewal:
     """Writes the first state of a parameter into the state that there is.
 
     Args:
-        parameter: whose state it is.
+        parameter: the owner of the state.
         moments: the names of moments, beside those that their names tell.
     """
 
@@ -83,7 +83,7 @@ class _Renewal:
         self.moments = moments
 
     def renew(self, held: Any, fresh: Any, name: str = "") -> Any:
-        """What takes the place of `held`: itself with the values of `fresh`, however a state nests
+        """Return the successor of `held`: itself with the values of `fresh`, however a state nests
         them, or the number in `fresh`."""
         if isinstance(held, Tensor):
             self._renew_tensor(held, fresh, name)

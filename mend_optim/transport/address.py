@@ -65,7 +65,7 @@ def grpc_target(address: str) -> str:
     """Return what gRPC calls an address to dial, be its host a name or an IP address.
 
     gRPC reads schemes of its own before a colon: "unix:4242" would be a socket in the working
-    directory. What follows this one is always a host."""
+    directory. After this one there is always a host."""
     return "dns:///" + quote(address, safe=":[]")
 
 

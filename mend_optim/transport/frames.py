@@ -142,7 +142,7 @@ class Assembler:
         self._allocate = allocate
         #: The message that has begun, without its sections; None while there is none.
         self._bare: Bulk | None = None
-        #: What its header says of these.
+        #: These, as its header describes them.
         self._sections: Sequence[pb.Section] = ()
         #: Its fragment, and the bytes of all its sections.
         self.fragment = self.nbytes = 0

@@ -15,7 +15,7 @@ HELLO_UNIT = 16 * 1024
 #: Entries of a beat's lists that cost as much as one message more: each takes microseconds to
 #: decode, however few bytes it has.
 ENTRIES = 8
-#: What a frame of a bulky message costs at least, in control messages, and the bytes of one that
+#: The least cost of a frame of a bulky message, in control messages, and the bytes of one that
 #: costs nothing. Honest peers send few that are smaller: a header, and the end of each section.
 FRAME_COST = 0.25
 LARGE_FRAME = 16 * 1024

@@ -56,7 +56,7 @@ class PeerList(Protocol):
 class _Followed:
     """A list that is read again and again."""
 
-    #: What it had when it was last read.
+    #: Its content when it was last read.
     had: Listing = UNREAD
     #: How often in a row it could not be read.
     failures: int = 0

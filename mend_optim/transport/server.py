@@ -122,7 +122,7 @@ class Server:
 
         Args:
             listen: The address.
-            listen_from: What the user calls it.
+            listen_from: The user's name for it.
             resolve: Finds the addresses of a name. It must not block the loop.
         """
         host, port = parse_address(listen_from, listen)

@@ -193,7 +193,7 @@ def anchor_tensors(kept: Kept) -> dict[str, Tensor]:
 
 
 def seal_residual(kept: Kept) -> Tensor | None:
-    """What the encodings of the saved learner's seals had lost, and `anchored` gives up."""
+    """The residual of the saved learner's seals, which `anchored` gives up; flat float32."""
     return kept.tensors.get("returned")
 
 

@@ -82,7 +82,7 @@ SHEET = torch.zeros(8, 6)
     ids=range(7),
 )
 def test_parts_of_one_tensor_that_overlap_are_refused(views: list[Tensor]) -> None:
-    """What others learned would be added to what they share twice."""
+    """Others' work would be added twice to the memory that they share."""
     last = len(views) - 1
     with pytest.raises(UsageError, match=rf"w{last} must have memory .* part of that of paramet"):
         layout(*views)

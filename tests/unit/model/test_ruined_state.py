@@ -235,7 +235,7 @@ def test_without_a_first_state_places_stay_and_moments_begin_anew(is_nan: bool) 
     assert state["step"] == 0
     assert not state["ours"].any()
     assert not state["grad_avg"].any()
-    # What is not finite begins where the weights are: there, a place does no harm.
+    # State that is not finite begins at the weights: there, a place does no harm.
     assert state["slow"].tolist() == [5.0 if is_nan else 2.0] * 4
     small, large = state["scales"]
     assert small.tolist() == [0.0 if is_nan else 1.0] * 2

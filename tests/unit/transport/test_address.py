@@ -52,7 +52,7 @@ def test_what_is_no_address_is_the_users_error(text):
     ],
 )
 def test_a_host_is_a_host_to_grpc(text, target):
-    """Whatever its name, gRPC takes it for none of its schemes."""
+    """gRPC takes no name of a host for one of its schemes."""
     parse_dialable("peers", text)
     assert grpc_target(text) == target
 

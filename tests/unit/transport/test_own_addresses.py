@@ -37,7 +37,7 @@ async def test_a_port_that_is_taken_on_ipv4_alone_is_the_users_error(crew: Crew)
 
 @scenario
 async def test_the_port_must_be_free_at_each_address_of_a_name(crew: Crew) -> None:
-    """Whoever got another of its addresses would reach the other program."""
+    """Peers that got another of its addresses would reach the other program."""
     with socket.create_server(("127.0.0.2", 0)) as taken:
         port = taken.getsockname()[1]
         b = Learner("b", listen=f"here:{port}", **named("127.0.0.1", "127.0.0.2"))

@@ -528,7 +528,7 @@ BEGINNINGS = {
 
 @scenario
 async def test_headers_and_small_chunks_count_before_they_are_read(a, b):
-    """What is refused costs as much to decode."""
+    """A refused message costs as much to decode."""
     took = Mock(wraps=b.link.inflow, take_header=AsyncMock(), take_chunk=AsyncMock())
     b.link.inflow = took
     cable = Cable()

@@ -31,7 +31,7 @@ from mend_optim.transport.wire import decode_control, encode_control
 
 log = BackgroundLog("mend_optim.transport")
 
-#: Seconds that the side that ends a control stream waits until the other has read all of it.
+#: Seconds that a side that ends a control stream waits until the other has read all of it.
 LINGER_S = 2.0
 #: Refusals remembered, so that each is reported once: the last ones of all, and of one name. One
 #: that was forgotten is reported again.
@@ -232,7 +232,8 @@ class Links:
             link: The peer at the other end.
             stream: The stream.
             linger: Whether to wait at the end until the peer has read everything. The side that
-                dialled must, because leaving breaks the stream.
+                dialled must, because leaving breaks the stream. After a goodbye either side does:
+                a connection that breaks takes along what the peer has not read yet.
         """
         if not self._is_present(link):
             return  # the peer was dismissed while the stream opened
@@ -245,9 +246,14 @@ class Links:
             while (message := await outbox.get()) is not None:
                 assert not isinstance(message, (Offer, Seal, State))
                 await stream.write(encode_control(message))
+                linger = linger or isinstance(message, Goodbye)
             await stream.finish()
             if linger:
                 await asyncio.wait({listening}, timeout=LINGER_S)
+        except PeerError:
+            # A goodbye may have come before the peer ended the stream.
+            await asyncio.wait({listening}, timeout=LINGER_S)
+            raise
         finally:
             listening.cancel()
             link.streams.remove(outbox)
@@ -283,7 +289,8 @@ class Links:
             message = self._goodbyes.proven(message)
         self._handler.receive(message)
         if isinstance(message, Goodbye):
-            self._drop(link)
+            # The peer waits for this side's end of the streams.
+            self._hang_up(link)
 
 
 def _as_seen_here(beat: Beat, host: str) -> Beat:

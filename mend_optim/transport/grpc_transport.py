@@ -331,7 +331,7 @@ class Transport:
                 self._send_want(to, link, message)
             case Goodbye():
                 if link:
-                    link.post(self._goodbyes.signed(message))
+                    link.take_leave(self._goodbyes.signed(message))
             case Beat() | Call():
                 if link:
                     link.post(message)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Message, Want
+from mend_optim.protocol.messages import Beat, Goodbye, Message, Want
 from mend_optim.transport.departures import Departures
 from mend_optim.transport.inflow import Inflow
 from mend_optim.transport.lanes import Lanes
@@ -170,6 +170,11 @@ class Link:
         if self.streams:
             self.streams[-1].put(message)
         return bool(self.streams)
+
+    def take_leave(self, goodbye: Goodbye) -> None:
+        """Queue this learner's goodbye on all streams, because any of them may be half dead."""
+        for outbox in self.streams:
+            outbox.put(goodbye)
 
     def open_request(self, kind: str, fragment: int) -> Outbox:
         """Open a request of the peer, which waits for replies of this kind, and close its previous

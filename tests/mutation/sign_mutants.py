@@ -555,8 +555,8 @@ SIGN_MUTANTS = (
         "goodbyes-are-not-signed",
         4,
         "transport/grpc_transport",
-        "link.post(self._goodbyes.signed(message))",
-        "link.post(message)",
+        "link.take_leave(self._goodbyes.signed(message))",
+        "link.take_leave(message)",
         of("together/test_signed_offers", "goodbye"),
     ),
 )

@@ -11,14 +11,14 @@ import pytest
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import NO_VALUE
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Beat, Report, Rumor
+from mend_optim.protocol.messages import Beat, Control, Goodbye, Report, Rumor
 from mend_optim.transport import control
 from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.inflow import BURST, ENTRIES, RATE, UNIT
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import RpcFailed
-from mend_optim.transport.wire import encode_control
+from mend_optim.transport.wire import decode_control, encode_control
 from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_receiving import now, virtual
 
@@ -126,14 +126,21 @@ def test_a_link_that_breaks_is_no_refusal(fault: PeerError, refused: int) -> Non
 
 
 class Open:
-    """A control stream on which nothing is said, and which stands until `end` is set."""
+    """A control stream on which the peer says nothing more, and which stands until `end` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *said: Control) -> None:
         self.end = asyncio.Event()
+        self.sent: list[Control] = []
+        self._said = list(said)
 
     async def read(self, patient: bool = False) -> bytes | None:
+        if self._said:
+            return encode_control(self._said.pop(0))
         await self.end.wait()
         return None
+
+    async def write(self, frame: bytes) -> None:
+        self.sent.append(decode_control(frame))
 
     async def finish(self) -> None: ...
 
@@ -175,6 +182,88 @@ async def test_no_stream_stands_with_a_peer_that_was_dismissed_while_it_opened()
     links.dismiss(link)
     await asyncio.wait_for(links.converse(link, Open()), 1.0)  # type: ignore[arg-type]
     assert recorder.events == []
+
+
+class Conversing:
+    """A learner that its peer has called on these streams."""
+
+    def __init__(self, *streams: Open) -> None:
+        self.recorder = Recorder("a")
+        links = Links(self.recorder, Mock(), Goodbyes(None))
+        self.link = links.admit(PEER, "", "b")
+        self.streams = streams
+        self.ends = [
+            asyncio.ensure_future(links.converse(self.link, stream))  # type: ignore[arg-type]
+            for stream in self.streams
+        ]
+
+    def close(self) -> None:
+        for outbox in self.link.outboxes():
+            outbox.close()
+
+
+@virtual
+async def test_a_goodbye_is_waited_for_until_the_peer_has_read_it() -> None:
+    """What a peer has not read goes with the connection."""
+    goodbye, here = Goodbye(PeerId("a", 1)), Conversing(Open(), Open())
+    await asyncio.sleep(0)
+    here.link.take_leave(goodbye)
+    here.close()
+    began = now()
+    first, second = here.ends
+    await asyncio.wait({first, second}, timeout=control.LINGER_S / 2)
+    assert [stream.sent for stream in here.streams] == [[goodbye], [goodbye]]
+    assert not first.done()
+    assert not second.done()
+    here.streams[0].end.set()
+    await first
+    assert now() - began < control.LINGER_S
+    await second
+    assert now() - began >= control.LINGER_S
+
+
+@virtual
+async def test_the_end_of_a_served_stream_waits_for_nobody_without_a_goodbye() -> None:
+    here = Conversing(Open())
+    await asyncio.sleep(0)
+    here.close()
+    began = now()
+    await asyncio.gather(*here.ends)
+    assert now() == began
+
+
+@virtual
+async def test_whoever_hears_a_goodbye_ends_all_streams_with_that_peer() -> None:
+    """The leaving learner waits for that."""
+    goodbye = Goodbye(PEER)
+    here = Conversing(Open(), Open(goodbye))
+    await asyncio.wait_for(asyncio.gather(*here.ends), 1.0)
+    assert here.recorder.messages(Goodbye) == [goodbye]
+
+
+class Ended(Open):
+    """A control stream that the peer has ended after its last words, which are still on their
+    way."""
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        await asyncio.sleep(0.1)
+        return await super().read()
+
+    async def write(self, frame: bytes) -> None:
+        raise PeerError("the RPC is over")
+
+
+@virtual
+async def test_a_goodbye_is_heard_on_a_stream_that_nothing_can_be_written_to() -> None:
+    here = Conversing(Ended(Goodbye(PEER)))
+    await asyncio.sleep(0)
+    here.link.post(Beat(peer=PeerId("a", 1), address="", count=1))
+    began = now()
+    (end,) = here.ends
+    with pytest.raises(PeerError, match="the RPC is over"):
+        await end
+    assert here.recorder.messages(Goodbye) == [Goodbye(PEER)]
+    assert now() - began <= control.LINGER_S + 0.1
 
 
 PEER = PeerId("b", 1)

@@ -22,10 +22,13 @@ from mend_optim.transport.address import format_address, is_loopback, parse_addr
 from mend_optim.transport.stream import settled
 
 ENV = "env://"
-#: Seconds that one look at the store may take. A host that froze never answers.
-PATIENCE_S = 20.0
-#: Seconds for a connection to it.
+#: Seconds for a connection to the store's host.
 CONNECT_S = 5.0
+#: Seconds for torch to open the store. It first asks for the host's name, for a text. Name servers
+#: that do not answer take up to 30 s.
+OPEN_S = 40.0
+#: Seconds that one look at the store may take. A host that froze never answers.
+PATIENCE_S = CONNECT_S + OPEN_S
 #: Ranks named one by one in a text.
 NAMED = 8
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -196,7 +199,7 @@ class Rendezvous:
             world.host,
             world.port,
             is_master=world.keeps_store,
-            timeout=timedelta(seconds=CONNECT_S),
+            timeout=timedelta(seconds=OPEN_S),
             wait_for_workers=False,
             multi_tenant=True,  # init_process_group may keep one there, too
         )

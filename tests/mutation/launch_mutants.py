@@ -202,6 +202,13 @@ LAUNCH_MUTANTS = (
         of("unit/runtime/test_rendezvous", "what_is_no_address"),
     ),
     mutant(
+        "silent-name-servers-hide-the-store",
+        "runtime/rendezvous",
+        "timedelta(seconds=OPEN_S)",
+        "timedelta(seconds=CONNECT_S)",
+        of("unit/runtime/test_rendezvous", "name_servers"),
+    ),
+    mutant(
         "a-torch-without-stores-is-no-fault-of-the-list",
         "runtime/rendezvous",
         'if not hasattr(distributed, "TCPStore"):',

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -224,6 +225,22 @@ def test_a_torch_without_stores_is_a_fault_of_the_list(monkeypatch: pytest.Monke
     a = Rendezvous(world_of(2, 0, agents_store=False), 0, unchecked)
     with pytest.raises(PeerError, match=r"this build of torch has no TCPStore, which 'env://' "):
         read(a, "127.0.0.1:1")
+
+
+def test_name_servers_that_do_not_answer_hide_no_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it opens a store, torch asks for the host's name. By the defaults of resolv.conf(5),
+    three servers are tried twice for 5 s each, and that counts as time for the connection."""
+
+    def after_lookup(*place: Any, timeout: timedelta, **options: Any) -> Any:
+        if timeout <= timedelta(seconds=3 * 2 * 5):
+            raise RuntimeError("The client socket has timed out")
+        return TCPStore(*place, timeout=timeout, **options)
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", after_lookup)
+    assert read(rank(store, 1, 0), "127.0.0.1:1") == Listing(seeds=())
+    assert rendezvous.PATIENCE_S > rendezvous.OPEN_S
 
 
 def test_learners_find_each_other(store: Store) -> None:

@@ -340,6 +340,8 @@ class WrappedParameters:
         self.wrapped_groups, self.by_name = loaded.wrapped_groups, loaded.by_name
         self.count = loaded.fragments
         is_other = before != (self.wrapped_groups, self.by_name, self.count)
+        # A script may have put whole groups into the optimizer since it was wrapped.
+        is_other |= self.laid_out and loaded.layout is not self._layout
         if is_other and self.laid_out:
             self.lay_out(loaded.layout)
         return is_other

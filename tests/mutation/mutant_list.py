@@ -278,6 +278,8 @@ MUTANTS = (
            "return isinstance(found, Tensor) and bool(found.any())", "return False", of("contract/test_scaler contract/test_alone")),
     Mutant("added-groups-are-not-found-again", 1, "wrapped_parameters",
            "if regroup else ()", "if False else ()", FACE),
+    Mutant("groups-put-in-as-a-list-are-not-laid-out", 1, "wrapped_parameters", "is_other |= self.laid_out and", "is_other |= False and",
+           of("together/test_groups", "as_a_list")),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
     Mutant("everybody-seals", 3, "engine/sealer", ("if sealer != state.me or not"), "if not", SEALING),
     Mutant("merge-in-arrival-order", 3, "engine/round", "for peer in self._first(expected, most)]", "for peer in self.inbox if peer in self._first(expected, most)]", ROUND),

@@ -311,6 +311,26 @@ def test_a_group_that_others_added_may_be_there_from_the_start() -> None:
             assert len(again.status().fragments) == 2
 
 
+def test_a_script_may_put_in_all_groups_as_a_list_before_it_loads() -> None:
+    """Lightning does so, where a callback has unfrozen a group on the way."""
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as optimizers:
+        for optimizer in optimizers:
+            add(optimizer, 5.0)
+        drive(optimizers, 3, lambda i, s: float(i))
+        settle(optimizers)
+        saved, values = [o.state_dict() for o in optimizers], read(optimizers[0])
+    inners = [descent(values[0]), descent(values[0])]
+    with cluster(*inners, started=False, **LOCKSTEP) as optimizers:
+        for optimizer, state in zip(optimizers, saved, strict=True):
+            (first,) = optimizer.param_groups
+            optimizer.param_groups = [first, {**first, "params": weights(values[1])}]
+            optimizer.load_state_dict(state)
+        start(optimizers)
+        drive(optimizers, 2, lambda i, s: 1.0)
+        assert [f.version for f in optimizers[0].status().fragments] == [5, 5]
+        assert [read(o) for o in optimizers] == [[v - 2.0 for v in values]] * 2
+
+
 def test_a_group_may_be_added_between_loading_and_the_first_step() -> None:
     with cluster(descent(1.0), descent(1.0), sync_every=4) as optimizers:
         drive(optimizers, 6, lambda i, s: 1.0)

@@ -13,7 +13,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+def named_state(inner: Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """What the optimizer keeps for the parameter, by name: nothing if it keeps no dict. torch lets
+    it keep whatever it likes."""
+    state = inner.state.get(parameter)
+    return state if isinstance(state, dict) else {}
+
+
+def is_empty(state: object) -> bool:
+    """Whether an optimizer keeps nothing yet. A tensor may have no truth value."""
+    return state is None or (isinstance(state, dict) and not state)
+
+
+def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> Any:
     """The state that this optimizer creates for the parameter in a step on a zero gradient without
     weight decay. Empty if the optimizer cannot take such a step.
 
@@ -30,8 +42,8 @@ def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -
             gradient = torch.zeros_like(stand_in)
             stand_in.grad = gradient.to_sparse() if is_sparse else gradient
             _step_of(inner)(inner)
-        made: dict[str, Any] = inner.state.pop(stand_in, {})
-        if made:
+        made: Any = inner.state.pop(stand_in, {})
+        if not is_empty(made):
             break
     return made
 

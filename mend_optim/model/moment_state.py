@@ -15,7 +15,7 @@ Only the training thread calls these functions."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import own_part, real
-from mend_optim.model.first_state import count, first_state
+from mend_optim.model.first_state import count, first_state, named_state
 from mend_optim.model.known_moments import decay_of
 from mend_optim.model.layout import Fragment, is_distributed
 from mend_optim.model.many_tensors import are_plain, batches, brought, copy_each, shaped
@@ -46,7 +46,7 @@ class FragmentState:
 
     def names(self) -> list[str]:
         """The names of all that the inner optimizer keeps for the fragment's parameters."""
-        states = [self.inner.state.get(self.parameters[i]) or {} for i in self.fragment.tensors]
+        states = [named_state(self.inner, self.parameters[i]) for i in self.fragment.tensors]
         return sorted({str(key) for state in states for key in state})
 
     def has_stepped(self) -> bool:
@@ -57,17 +57,36 @@ class FragmentState:
 
 def has_trained(inner: Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Whether the optimizer has trained any of these parameters, as far as its state tells."""
-    return any(_tells_of_steps(inner.state.get(parameter) or {}) for parameter in parameters)
+    return any(_tells_of_steps(inner.state.get(parameter)) for parameter in parameters)
 
 
-def _tells_of_steps(state: Mapping[str, Any]) -> bool:
+def _tells_of_steps(state: Any) -> bool:
     """Whether it counts steps and holds what they left. torch makes the state of a new optimizer by
     a step that changes nothing."""
-    step = state.get("step")
+    held = dict(state) if isinstance(state, Mapping) else {"": state}
+    step = held.pop("step", None)
     if step is not None and not bool((torch.as_tensor(step) > 0).any()):
         return False
-    others = [v for name, v in state.items() if name != "step" and isinstance(v, Tensor)]
-    return any(bool(own_part(v).any()) for v in others) if others else step is not None
+    others = list(_tensors_in(held))
+    return any(map(_holds_values, others)) if others else step is not None
+
+
+def _tensors_in(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state, however it nests them."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors_in(each)
+
+
+def _holds_values(tensor: Tensor) -> bool:
+    """Whether any element is not zero. Tensors of other classes, such as torchao's quantized state,
+    may not be able to tell: these are there, and so is what has made them."""
+    try:
+        return bool(own_part(tensor).any())
+    except (RuntimeError, TypeError):
+        return True
 
 
 # ── reading and correcting ────────────────────────────────────────────────────────────────────────
@@ -92,7 +111,7 @@ def _find(moment: Moment, fragment_state: FragmentState) -> list[_Found]:
     found: list[tuple[int, Tensor, float]] = []
     for place, index in enumerate(fragment_state.fragment.tensors):
         parameter = fragment_state.parameters[index]
-        state = fragment_state.inner.state.get(parameter) or {}
+        state = named_state(fragment_state.inner, parameter)
         tensor = _plain(state.get(moment.name), fragment_state.fragment.shapes[place])
         decay = decays.get(id(parameter))
         if tensor is not None and decay is not None:
@@ -319,9 +338,10 @@ def install(
 
 def _state_of(parameter: Tensor, group: Mapping[str, Any], inner: Optimizer) -> dict[str, Any]:
     """The state that the optimizer has for the parameter, or would create for it."""
-    state: dict[str, Any] = inner.state.get(parameter) or {}
+    state = named_state(inner, parameter)
     if parameter.requires_grad and all(value is None for value in state.values()):
-        return first_state(inner, group, parameter)
+        made = first_state(inner, group, parameter)
+        return made if isinstance(made, dict) else {}
     return state
 
 

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.optim import LBFGS
 
 from mend_optim.model.copies import own_part
-from mend_optim.model.first_state import count, first_state
+from mend_optim.model.first_state import count, first_state, is_empty, named_state
 from mend_optim.model.layout import is_distributed
 from mend_optim.model.moment_state import FragmentState
 
@@ -48,13 +48,16 @@ def reset_state(fragment_state: FragmentState, moments: Collection[str] = ()) ->
         if found:
             _restart(group, getattr(inner, "defaults", {}))
         for parameter in found:
-            state: dict[str, Any] = inner.state.get(parameter) or {}
+            state: Any = inner.state.get(parameter)
+            if is_empty(state):
+                continue
             if isinstance(inner, LBFGS):
                 # Its first step begins with no state, and no other step can make the first one.
                 state.clear()
-            elif state:
-                _Renewal(parameter, moments).renew(state, first_state(inner, group, parameter))
-                count(state, group, 0)
+                continue
+            fresh = first_state(inner, group, parameter)
+            inner.state[parameter] = _Renewal(parameter, moments).renew(state, fresh)
+            count(named_state(inner, parameter), group, 0)
 
 
 def _restart(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -1168,6 +1168,50 @@ class Uncounted(optim.SGD):
             self.state[parameter].update(step=None, average=parameter.grad.clone())
 
 
+class Opaque(Tensor):
+    """A tensor that knows few operations, as torchao's quantized state."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.any:
+            raise NotImplementedError("unimplemented operator: any")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Keeping(optim.Optimizer):
+    """Keeps whatever `keep` makes of a gradient."""
+
+    def __init__(self, params: Any, keep: Callable[[Tensor], Any]) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self._keep = keep
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = self._keep(parameter.grad.clone())
+
+
+KEPT: dict[str, Callable[[Tensor], Any]] = {
+    "a list": lambda gradient: [gradient, 1],
+    "a tensor": lambda gradient: gradient,
+    "nested": lambda gradient: {"factors": {"left": [gradient]}},
+    "opaque": lambda gradient: {"step": 1, "quantized": gradient.as_subclass(Opaque)},
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    inner = Keeping([parameter], KEPT[kind])
+    (fragment,) = Layout(["w"], [parameter], 1).fragments
+    state = FragmentState(fragment, [parameter], inner, 0)
+    assert not state.has_stepped()
+    parameter.grad = torch.ones(3)
+    inner.step()
+    assert state.has_stepped()
+    named = ["factors"] if kind == "nested" else ["quantized", "step"] if kind == "opaque" else []
+    assert state.names() == named
+
+
 @pytest.mark.parametrize(
     "make",
     [

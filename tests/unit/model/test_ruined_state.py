@@ -242,6 +242,36 @@ def test_without_a_first_state_places_stay_and_moments_begin_anew(is_nan: bool) 
     assert large.tolist() == [5.0 if is_nan else 1.0] * 4
 
 
+class Unnamed(Optimizer):
+    """Keeps a momentum for each parameter: in a list, or as it is."""
+
+    def __init__(self, params: Any, in_list: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self._in_list = in_list
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            if weight not in self.state:
+                momentum = torch.zeros_like(weight)
+                self.state[weight] = [momentum] if self._in_list else momentum
+            kept = self.state[weight]
+            (kept[0] if self._in_list else kept).mul_(0.9).add_(weight.grad)
+
+
+@pytest.mark.parametrize("in_list", [True, False])
+def test_state_without_names_begins_anew(in_list: bool) -> None:
+    weight = Parameter(torch.full((4,), 5.0))
+    inner = Unnamed([weight], in_list)
+    weight.grad = torch.full((4,), torch.nan)
+    inner.step()
+    before = inner.state[weight]
+    reset([weight], inner)
+    assert inner.state[weight] is before
+    momentum = before[0] if in_list else before
+    assert momentum.tolist() == [0.0] * 4
+
+
 def test_other_fragments_keep_theirs() -> None:
     weights, inner = trained(AdamW, steps=3)
     layout = Layout(["a", "b"], [w.detach() for w in weights], 2)

@@ -422,8 +422,8 @@ class MendOptimizer(ReportingFace):
         """Swap the anchor, which is the merged model, into the parameters, to evaluate, save or
         ship it. Your own weights come back afterwards, to the bit, also after an exception.
 
-        Without peers, while this learner is alone, and until something is merged, its own weights
-        are the anchor and stay. The last is told once, with a warning.
+        Own weights stay without peers, while this learner is alone, after the end by `finish()`, in
+        training after a `close()`, and, with a warning, until something is merged.
 
         Raises:
             UsageError: inside the block, by `step()`, `synchronize()` and other calls that need

@@ -211,7 +211,7 @@ class RankRun(TrainingRun):
         counted = self._count.is_counted
         tokens = self._count.take(0 if counted else self.settings.tokens_per_step or 1)
         rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
-        self.history.count(tokens if self._meetings.closed else 0, rate)
+        self.history.count(tokens if self._meetings.closed else 0, rate, self._meetings.closed)
         if self._meetings.closed:
             return
         self._listen()
@@ -328,7 +328,7 @@ class RankRun(TrainingRun):
         self.refuse_misplaced("global_weights")
         self._is_swapped = True
         try:
-            if not self._has_begun or self._crew.is_inherited:
+            if _has_no_anchors(self):
                 yield
                 return
             own = _copies_of(self.model.merged)
@@ -436,6 +436,11 @@ def _only_makes_state(run: RankRun, seems_so: bool) -> bool:
 @in_plain_mode
 def _copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
+
+
+def _has_no_anchors(run: RankRun) -> bool:
+    """Whether all ranks find that their own weights stand for the anchors."""
+    return not run._has_begun or run._crew.is_inherited or run.history.has_left_anchors
 
 
 def _show_anchors(run: RankRun) -> None:

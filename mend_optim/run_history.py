@@ -49,6 +49,8 @@ class RunHistory:
         #: The end of the run, as long as nothing is trained after it. A library may call `finish()`
         #: before the script does.
         self.end: Finish | None = None
+        #: Whether the last step was taken after the learner was closed.
+        self.goes_on_alone = False
         #: Whether the state that the inner optimizer has before its first step tells of no
         #: training: SAM's `first_step()` has left it.
         self.begins_untrained = False
@@ -72,11 +74,18 @@ class RunHistory:
         """Inner steps since the first weights, the cluster's included."""
         return self.step + self.head_start
 
-    def count(self, tokens: int, rate: float) -> None:
-        """One inner step was taken."""
+    @property
+    def has_left_anchors(self) -> bool:
+        """Whether the weights have gone on from the anchors for good: the run has ended with them,
+        or something was trained since the learner was closed."""
+        return self.end is not None or self.goes_on_alone
+
+    def count(self, tokens: int, rate: float, alone: bool) -> None:
+        """One inner step was taken. `alone`: the learner is closed."""
         if self._is_over or self.end is not None:
             log.warning("%s: %s", self._name, BEYOND)
         self.end, self._is_over = None, False
+        self.goes_on_alone = alone
         self.step += 1
         self.tokens += tokens
         self.rate += rate

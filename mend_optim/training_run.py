@@ -206,7 +206,7 @@ class TrainingRun:
         outer optimizer needs that."""
         tokens = self._count.take(self.settings.tokens_per_step or 1)
         rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
-        self.history.count(tokens, rate)
+        self.history.count(tokens, rate, bool(self.learner and self.learner.closed))
         return tokens, rate
 
     def count_tokens(self, n: int) -> None:
@@ -346,9 +346,10 @@ class TrainingRun:
         """`MendOptimizer.global_weights`."""
         self.refuse_misplaced("global_weights")
         learner, handover = self.learner, self.handover
+        is_own = self.history.has_left_anchors or learner is None or learner.is_alone()
         self._is_swapped = True
         try:
-            if learner is None or handover is None or learner.is_alone():
+            if is_own or handover is None:
                 yield
             else:
                 self._own_weights = [tensor.detach().clone() for tensor in self.model.merged]

@@ -165,6 +165,10 @@ MUTANTS = (
            of("together/test_scripts", "only_for_the_loss")),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "training_run",
            'self.refuse_misplaced("step")', "pass", of("together/test_optimizer")),
+    Mutant("an-ended-run-shows-its-anchor-for-ever", 2, "run_history", "return self.end is not None or self.goes_on_alone", "return False",
+           of("together/test_finish", "global_weights_are_what")),
+    Mutant("a-closed-learner-shows-its-anchor-for-ever", 2, "run_history", "self.goes_on_alone = alone", "pass",
+           of("together/test_finish", "until_a_step")),
     Mutant("global-weights-stay", 2, "own_tensors",
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── the end of a run ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -245,6 +245,36 @@ def test_until_something_is_merged_the_global_weights_are_the_own_ones(
             assert not same(own, parameters(a))
 
 
+def test_after_the_end_the_global_weights_are_what_the_script_has_loaded() -> None:
+    """A script evaluates its best model, or trains on alone: the last anchor is neither."""
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        run([a, b], [6, 6])
+        with a.global_weights():
+            assert same(parameters(a), parameters(b))
+        fill(a, 50.0)
+        with a.global_weights():
+            assert a.param_groups[0]["params"][0].eq(50.0).all()
+        train(a, 1, 0)
+        own = [parameter.clone() for parameter in parameters(a)]
+        with a.global_weights():
+            assert same(own, parameters(a))
+
+
+def test_after_a_close_the_global_weights_are_the_anchor_until_a_step() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))
+        assert all(together(a.synchronize, b.synchronize))
+        anchor = [parameter.clone() for parameter in parameters(a)]
+        train(a, 1, 0)
+        a.close()
+        with a.global_weights():
+            assert same(anchor, parameters(a))
+        train(a, 1, 0)
+        own = [parameter.clone() for parameter in parameters(a)]
+        with a.global_weights():
+            assert same(own, parameters(a))
+
+
 def fill(optimizer: MendOptimizer, value: float) -> None:
     for parameter in parameters(optimizer):
         parameter.fill_(value)

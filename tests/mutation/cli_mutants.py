@@ -397,6 +397,20 @@ CLI_MUTANTS = (
         VERDICT,
     ),
     mutant(
+        "each-fragment-loses-by-itself",
+        "cli/ledger/story",
+        "max(dropped for _, dropped in lost.values())",
+        "sum(dropped for _, dropped in lost.values())",
+        VERDICT,
+    ),
+    mutant(
+        "each-fragment-is-superseded-by-itself",
+        "cli/ledger/story",
+        "max(superseded for superseded, _ in lost.values())",
+        "sum(superseded for superseded, _ in lost.values())",
+        VERDICT,
+    ),
+    mutant(
         "each-line-of-any-file-is-a-finding",
         "cli/ledger/verdict",
         "if damage.good and len(damage.lines) <= FEW_LINES:",

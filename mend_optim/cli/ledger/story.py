@@ -12,6 +12,7 @@ from mend_optim.cli.ledger.forks import Fork, forks_of
 from mend_optim.cli.ledger.lines import Damage, Line, read_lines
 from mend_optim.cli.ledger.pace import Pace, pace_of
 from mend_optim.cli.ledger.restarts import uncounted_tokens
+from mend_optim.protocol.lineage import PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,9 @@ def _accounts_of(
         accounts[process.name].processes += 1
     for line in lines:
         _count_line(accounts, line)
+    for process, lost in _losses(lines).items():
+        accounts[process.name].superseded += max(superseded for superseded, _ in lost.values())
+        accounts[process.name].dropped += max(dropped for _, dropped in lost.values())
     for each in rounds:
         _count_round(accounts, each)
     # Every fragment has the same steps, so tokens and steps count once: by the fragment with most.
@@ -209,10 +213,22 @@ def _accounts_of(
     return {name: accounts[name] for name in sorted(accounts)}
 
 
+def _losses(lines: Sequence[Line]) -> Mapping[PeerId, Mapping[int, tuple[int, int]]]:
+    """By process and fragment, the tokens that were superseded, and dropped. All fragments have the
+    same tokens, so the one that has lost the most tells of all, as in `Status`."""
+    lost: defaultdict[PeerId, dict[int, tuple[int, int]]] = defaultdict(dict)
+    for line in lines:
+        told = line.record
+        superseded, dropped = lost[line.by].get(told.fragment, (0, 0))
+        lost[line.by][told.fragment] = (
+            superseded + told.superseded_tokens,
+            dropped + told.dropped_tokens,
+        )
+    return lost
+
+
 def _count_line(accounts: defaultdict[str, Account], line: Line) -> None:
     own, record = accounts[line.by.name], line.record
-    own.superseded += record.superseded_tokens
-    own.dropped += record.dropped_tokens
     own.pulled += record.reason == "pulled"
     if record.members and record.sealer != line.by.name:
         other = accounts[record.sealer]

@@ -103,6 +103,19 @@ def test_an_open_fork_is_found_and_a_healed_one_is_no_fault(
     assert story_of(ledgers.text).accounts["c"].superseded == 6
 
 
+def test_what_is_lost_in_each_fragment_is_lost_once() -> None:
+    """All fragments have the same tokens. A later process loses others."""
+    fragments = [Ledgers(NAMES, fragment) for fragment in range(3)]
+    for ledgers, dropped in zip(fragments, (40, 70, 50), strict=True):
+        ledgers.round({"a": 90, "b": 90, "c": 90})
+        ledgers.whole("a", of="a", reason="healed", dropped_tokens=dropped)
+        ledgers.whole("a", of="a", superseded_tokens=9 - ledgers.fragment)
+        ledgers.restart("a")
+        ledgers.whole("a", of="b", reason="reset", dropped_tokens=5)
+    account = story_of([source for each in fragments for source in each.text]).accounts["a"]
+    assert (account.dropped, account.superseded) == (75, 9)
+
+
 @few
 @given(runs, st.data())
 def test_lines_that_one_ledger_lacks_are_found(rounds: list[dict[str, int]], data: Any) -> None:

@@ -72,7 +72,8 @@ class Healing:
     def go_on(self, fragment: Progress) -> bool:
         """The fragment stands still. Returns whether its local progress is given up now."""
         why = self._ruined.pop(fragment.fragment, "")
-        if not why:
+        # Several fragments may be found to be ruined, one after the other: each gives all up.
+        if not why or fragment.retake_pending:
             return False
         fragment.move()
         self.state.work(Retake(fragment.fragment, why))

@@ -76,6 +76,8 @@ class Progress(Accounts):
         self.deferred_news: Seal | State | None = None
         #: Whether the training thread has yet to apply a correction.
         self.correction_pending = False
+        #: Whether that correction gives up the local progress, because it is ruined.
+        self.retake_pending = False
         #: That correction gives up the local progress, and the cycle goes on.
         self.keeps_cycle = False
         #: Under `adopt_after`: the inner step at which the correction is applied.
@@ -344,6 +346,7 @@ class Progress(Accounts):
             self.cycle_start = self.pending.step
         self.moved(self.lineage, totals, schedule, merged_own_offer=False, replaced=True)
         self.keeps_cycle = schedule.lockstep
+        self.retake_pending = True
         self.residual.forget()
         self.ruined_anchor = None
 
@@ -361,7 +364,7 @@ class Progress(Accounts):
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
         keeps_cycle, self.keeps_cycle = self.keeps_cycle, False
-        self.correction_pending = False
+        self.correction_pending = self.retake_pending = False
         self.adopt_at = None
         if not replace:
             return 0
@@ -374,7 +377,7 @@ class Progress(Accounts):
         """The user has put other weights in the place of this learner's, and of what a correction
         would have made of them. All that they differ by is a disagreement. Returns the steps and
         tokens that are dropped."""
-        self.correction_pending = False
+        self.correction_pending = self.retake_pending = False
         self.keeps_cycle = False
         self.adopt_at = None
         self.disagrees = True

@@ -114,6 +114,29 @@ def test_all_fragments_are_given_up_each_as_soon_as_it_stands_still() -> None:
     assert busy.is_moving
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_what_two_fragments_find_is_given_up_once(is_done: bool) -> None:
+    """Whether the worker has taken the first one's anchor by the time of the second one's find."""
+    engine = among_peers(fragments=2)
+    engine.step(4)
+    for p in engine.engine.boundaries.fragments_to_copy():
+        engine.engine.boundaries.reserve(p)
+        engine.engine.boundaries.snapshot(p, None)
+    first, second = engine.jobs(Prepare)
+    engine.done(first, fault="its parameters are not finite")
+    (retake,) = engine.jobs(Retake)
+    jobs = [] if is_done else [retake]
+    if is_done:
+        engine.done(retake)
+    engine.done(second, fault="its parameters are not finite")
+    while jobs := [*jobs, *engine.jobs(Retake)]:
+        engine.done(jobs.pop(0))
+    assert sorted(event.facts["fragment"] for event in engine.events("healed")) == [0, 1]
+    for p in range(2):
+        engine.engine.correction_applied(engine.now, p, True)
+    assert isinstance(ruined(engine), Retake), "a later accident is another one"
+
+
 def test_a_copy_that_is_being_encoded_meanwhile_is_not_offered() -> None:
     engine = among_peers(fragments=2)
     engine.step(2)

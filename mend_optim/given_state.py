@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,8 @@ from mend_optim.errors import UsageError, require
 #: The entries that torch reads of an optimizer's state.
 INNER = ("state", "param_groups")
 WHOLE = "all that state_dict() returned, of this optimizer or of the bare one"
+#: The entry of the learner in a state, and one that the learner's part itself always has.
+MEND, FORMAT = "mend", "format"
 
 #: Shows the names of entries, however many they are.
 _SHORT = reprlib.Repr()
@@ -32,14 +34,20 @@ def parts_of(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], object]:
     """Return the inner optimizer's part of a state, and the learner's: None if the bare optimizer
     saved it. Raises `UsageError`."""
     require_dict(state_dict)
-    inner = {key: value for key, value in state_dict.items() if key != "mend"}
-    return inner, state_dict.get("mend")
+    inner = {key: value for key, value in state_dict.items() if key != MEND}
+    return inner, state_dict.get(MEND)
 
 
 def learners_part(state_dict: Mapping[str, Any]) -> object:
     """Return the learner's part of a state, which may be given by itself. Raises `UsageError`."""
     require_dict(state_dict)
-    return state_dict.get("mend", state_dict)
+    if MEND not in state_dict and FORMAT not in state_dict:
+        whole = "all that state_dict() of a MendOptimizer returned"
+        raise UsageError(
+            f"state_dict must be a MendOptimizer's state, with the entry {MEND!r}, got the entries "
+            f"{_SHORT.repr(list(state_dict))}; pass {_entry_with((MEND,), state_dict) or whole}"
+        )
+    return state_dict.get(MEND, state_dict)
 
 
 @contextmanager
@@ -58,7 +66,7 @@ def refusing_foreign(state: Mapping[str, Any]) -> Iterator[None]:
             raise
         raise UsageError(
             f"state_dict must be an optimizer's state, with the entries {INNER}, got the entries "
-            f"{_SHORT.repr(list(state))}; pass {_state_within(state) or WHOLE}"
+            f"{_SHORT.repr(list(state))}; pass {_entry_with(INNER, state) or WHOLE}"
         ) from error
 
 
@@ -68,12 +76,12 @@ def _is_of_torch(error: KeyError) -> bool:
     return bool(frame.f_globals.get("__name__") == Optimizer.__module__)
 
 
-def _state_within(state: Mapping[str, Any]) -> str:
-    """The entry that is an optimizer's state, as a script reads it; empty if there is not just one.
+def _entry_with(names: Sequence[str], state: Mapping[str, Any]) -> str:
+    """The entry that has all these names, as a script reads it; empty if there is not just one.
     Checkpoints of scripts often have the states of a model and its optimizer."""
     found = [
         key
         for key, value in state.items()
-        if isinstance(value, Mapping) and all(name in value for name in INNER)
+        if isinstance(value, Mapping) and all(name in value for name in names)
     ]
     return f"state_dict[{found[0]!r}]" if len(found) == 1 else ""

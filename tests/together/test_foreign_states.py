@@ -32,6 +32,15 @@ FOREIGN: list[tuple[Any, str]] = [
         f"the entries [{', '.join(repr(f'layer{i}') for i in range(8))}, ...]; {WHOLE}",
     ),
 ]
+MERGED = "state_dict must be a MendOptimizer's state, with the entry 'mend', got the entries "
+ALL = "pass all that state_dict() of a MendOptimizer returned"
+# States that no rollback goes to, and the end of each message.
+UNMERGED: list[tuple[Any, str]] = [
+    ({}, f"[]; {ALL}"),
+    (STATE, f"['state', 'param_groups']; {ALL}"),
+    ({"model": {}, "optim": {**STATE, "mend": {}}}, "['model', 'optim']; pass state_dict['optim']"),
+    ({"model": {}, "optim": STATE}, f"['model', 'optim']; {ALL}"),
+]
 NO_DICT = [(None, "NoneType"), ([], "list"), ("last.pt", "str")]
 
 
@@ -67,6 +76,24 @@ def test_a_state_that_is_no_dict_is_refused(call: str, state: Any, kind: str) ->
         with pytest.raises(UsageError, match=told):
             at(state)
         drive([a, b], 1, lambda i, s: 1.0)
+
+
+@pytest.mark.parametrize(("state", "told"), UNMERGED)
+def test_a_state_without_a_learner_is_not_called_damaged_by_rollback(state: Any, told: str) -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, b):
+        drive([a, b], 2, lambda i, s: 1.0)
+        with pytest.raises(UsageError) as error:
+            a.rollback(state)
+        assert str(error.value) == MERGED + told
+        drive([a, b], 2, lambda i, s: 1.0)
+
+
+def test_a_rollback_takes_the_learners_part_alone() -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, b):
+        drive([a, b], 4, lambda i, s: 1.0)
+        settle([a, b])
+        a.rollback(a.state_dict()["mend"])
+        assert a.status().rollbacks == 1
 
 
 def test_the_learners_part_alone_is_refused() -> None:

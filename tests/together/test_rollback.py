@@ -382,7 +382,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_changes_nothing() -> None:
         with pytest.raises(UsageError, match="format"):
             made[0].rollback({"mend": {"format": "9"}})
         other = AdamW(weights(1.0, 2.0))
-        with pytest.raises(UsageError, match="format"):
+        with pytest.raises(UsageError, match="the entry 'mend', got the entries"):
             made[0].rollback(other.state_dict())
         damaged = {**saved["mend"], "content": "00" * 16}
         with pytest.raises(UsageError, match="damaged"):

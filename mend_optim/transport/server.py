@@ -48,6 +48,10 @@ LOST = (
     "%s: another process has taken port %d while this learner listened anew with new credentials: "
     "nobody can dial it until the port is free"
 )
+PARTLY_LOST = (
+    "%s: cannot listen with new credentials on port %d of %s, where it did before: another process "
+    "has the port, or the address is this machine's no more"
+)
 FAILED = "%s: could not listen on port %d with new credentials, and tries it again"
 FOUND = "%s: listens on port %d again"
 
@@ -222,6 +226,11 @@ class Server:
         is_told = has_failed = False
         missing = self._hosts
         for pause_s in pauses():
+            if self._servers and self._is_outdated:
+                # They wait for the others with credentials that were renewed meanwhile.
+                self._let_go()
+                await asyncio.sleep(0)
+                missing = self._hosts
             try:
                 missing = [one for one in missing if not await self._serve_at(one, self._port)]
                 if not missing:
@@ -234,7 +243,10 @@ class Server:
                 missing = self._hosts
             if pause_s == MOST_REBIND_S and not is_told:
                 is_told = True
-                log.warning(LOST, name, self._port)
+                if self._servers:
+                    log.warning(PARTLY_LOST, name, self._port, ", ".join(missing))
+                else:
+                    log.warning(LOST, name, self._port)
             await asyncio.sleep(pause_s)
         if is_told:
             log.info(FOUND, name, self._port)

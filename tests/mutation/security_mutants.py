@@ -276,6 +276,13 @@ SECURITY_MUTANTS = (
         RENEWAL,
     ),
     mutant(
+        "an-address-that-is-gone-keeps-others-from-later-credentials",
+        "server",
+        "            if self._servers and self._is_outdated:\n",
+        "            if False:\n",
+        RENEWAL,
+    ),
+    mutant(
         "a-learner-listens-anew-at-one-address",
         "server",
         "self._hosts = [*self._hosts, host]",

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
@@ -99,6 +100,20 @@ async def shown_at(address: str) -> str:
     place = parse_address("address", address)
     pem = await asyncio.to_thread(ssl.get_server_certificate, place)
     return certificates_in(pem.encode())[0].sha256
+
+
+async def until_shown(address: str, certificate: str) -> None:
+    """Wait until a server shows the certificate of this SHA-256."""
+    end, shown = time.monotonic() + PATIENCE_S, ""
+    while shown != certificate:
+        assert time.monotonic() < end, f"{address} shows {shown}"
+        with suppress(OSError):  # between two servers
+            shown = await shown_at(address)
+
+
+def told_of_port(caplog: pytest.LogCaptureFixture) -> list[str]:
+    words = [record.getMessage() for record in caplog.records]
+    return [text for text in words if " port " in text]
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -274,8 +289,7 @@ def test_while_another_process_has_its_port_a_learner_sends_the_denied_away(
 
     with caplog.at_level(logging.INFO):
         run()
-    words = [record.getMessage() for record in caplog.records if " port " in record.getMessage()]
-    lost, found = words
+    lost, found = told_of_port(caplog)
     assert lost.startswith("b: another process has taken port ")
     assert found.startswith("b: listens on port ")
 
@@ -367,6 +381,44 @@ async def test_a_renewal_between_two_servers_reaches_the_first(folder: Folder) -
     await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
     port = b.transport.port
     assert [await shown_at(f"127.0.0.{i}:{port}") for i in (1, 2)] == [new, new]
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_an_address_that_is_gone_keeps_no_other_from_later_credentials(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name may stand for an address that this machine loses while it runs."""
+
+    @scenario
+    async def run(crew: Crew) -> None:
+        folder = Folder(tmp_path, crew)
+        b = await folder.start("b", listen="here:0", resolve=two_addresses)
+        binding: Callable[..., int] = b.transport._security.bind
+        failures, has_failed = iter(range(8)), asyncio.Event()
+
+        def bind(server: Any, address: str) -> int:
+            if address.startswith("127.0.0.1:"):
+                return binding(server, address)
+            if next(failures, None) is None:
+                has_failed.set()
+            return 0
+
+        b.transport._security.bind = bind  # type: ignore[method-assign]
+        for _ in range(3):
+            new = folder.issue_again("b")
+            await look(b)
+            await until_shown(f"127.0.0.1:{b.transport.port}", new)
+        await asyncio.wait_for(has_failed.wait(), PATIENCE_S)
+        b.transport._security.bind = binding  # type: ignore[method-assign]
+        await asyncio.wait_for(b.transport._server.returning(), PATIENCE_S)
+        assert await shown_at(f"127.0.0.2:{b.transport.port}") == new
+
+    with caplog.at_level(logging.INFO):
+        run()
+    lost, found = told_of_port(caplog)
+    assert lost.startswith("b: cannot listen with new credentials on port ")
+    assert " of 127.0.0.2, " in lost
+    assert found.startswith("b: listens on port ")
 
 
 @pytest.mark.usefixtures("_hasty")

@@ -3,7 +3,7 @@ counters set as after any number of updates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
@@ -36,16 +36,29 @@ def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -
     options = {name: v.clone() if isinstance(v, Tensor) else v for name, v in group.items()}
     if "weight_decay" in options:
         options["weight_decay"] = 0.0  # it would be a gradient
+    optimizers = _within(inner)
     for is_sparse in (False, True):  # SparseAdam takes no dense gradient
         stand_in = parameter.detach().clone()
-        with suppress(Exception), _only({**options, "params": [stand_in]}, inner):
+        with suppress(Exception), _only({**options, "params": [stand_in]}, optimizers):
             gradient = torch.zeros_like(stand_in)
             stand_in.grad = gradient.to_sparse() if is_sparse else gradient
             _step_of(inner)(inner)
         made: Any = inner.state.pop(stand_in, {})
+        for each in optimizers:
+            # Left there, it would be in no group, and state_dict() would raise.
+            each.state.pop(stand_in, None)
         if not is_empty(made):
             break
     return made
+
+
+def _within(inner: Any) -> list[Any]:
+    """The optimizer, and those that it is built around. Its step takes theirs."""
+    found = [inner]
+    for each in found:
+        inside = (value for value in vars(each).values() if isinstance(value, Optimizer))
+        found += [value for value in inside if all(value is not known for known in found)]
+    return found
 
 
 def _step_of(inner: Optimizer) -> Any:
@@ -55,22 +68,28 @@ def _step_of(inner: Optimizer) -> Any:
 
 
 @contextmanager
-def _only(group: dict[str, Any], inner: Any) -> Iterator[None]:
-    """Leave the optimizer with this group only and without hooks: a class that calls its base's
-    step() would run them."""
-    groups = inner.param_groups
-    hooks = (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks)
-    all_groups = list(groups)
+def _only(group: dict[str, Any], optimizers: Sequence[Any]) -> Iterator[None]:
+    """Leave the optimizers with this group only and without hooks: a class that calls its base's
+    step() would run them. They may share one list of groups, or not."""
+    groups = [each.param_groups for each in optimizers]
+    hooks = [
+        registered
+        for each in optimizers
+        for registered in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+    ]
+    all_groups = [list(listed) for listed in groups]
     all_hooks = [dict(registered) for registered in hooks]
-    groups[:] = [group]
+    for listed in groups:
+        listed[:] = [group]
     for registered in hooks:
         registered.clear()
     try:
         yield
     finally:
-        groups[:] = all_groups
-        for registered, saved in zip(hooks, all_hooks, strict=True):
-            registered.update(saved)
+        for listed, saved in zip(groups, all_groups, strict=True):
+            listed[:] = saved
+        for registered, saved_hooks in zip(hooks, all_hooks, strict=True):
+            registered.update(saved_hooks)
 
 
 def count(state: dict[str, Any], group: Mapping[str, Any], updates: int) -> None:

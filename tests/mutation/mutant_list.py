@@ -1698,6 +1698,8 @@ MUTANTS = (
            "options[\"weight_decay\"] = 0.0", "pass", RUINED),
     Mutant("the-first-state-counts-in-the-group", 10, "model/first_state",
            "v.clone() if isinstance(v, Tensor) else v", "v", RUINED),
+    Mutant("an-optimizer-inside-takes-the-step-of-the-first-state", 10, "model/first_state",
+           "    for each in found:\n", "    for each in []:\n", of("unit/model/test_first_state")),
     Mutant("a-ledger-does-not-name-its-own-learner", 5, "engine/outcomes", "        if superseded > 0:", "        if False:", of("unit/engine/test_adoption", "names_itself")),
     Mutant("beyond-help-at-every-step", 7, "engine/healing", "if not was_known:", "if True:", HEALING),
     Mutant("beyond-help-for-ever", 7, "engine/progress", "        self.residual.forget()\n        self.ruined_anchor = None\n", "        self.residual.forget()\n", HEALING),

@@ -28,6 +28,23 @@ class WithPlace(Optimizer):
                 self.state[p].setdefault("z", p.clone()).sub_(p.grad)
 
 
+class Around(Optimizer):
+    """Built around another optimizer, which has a state of its own, as timm's Lookahead."""
+
+    def __init__(self, base: Optimizer, shares_groups: bool = True) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+        if shares_groups:
+            self.param_groups = base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p].setdefault("slow", p.clone())
+
+
 def made(inner: Optimizer, weight: Tensor) -> dict[str, Any]:
     before = weight.detach().clone()
     (group,) = inner.param_groups
@@ -50,6 +67,32 @@ def test_a_count_in_a_tensor_of_the_group_stays() -> None:
     inner = WithPlace([weight])
     made(inner, weight)
     assert inner.param_groups[0]["count"] == 0
+
+
+def test_nothing_stays_in_an_optimizer_around_which_this_one_is_built() -> None:
+    """Its state_dict() would know no number for the stand-in, and raise."""
+    weight = Parameter(torch.ones(3))
+    base = Adam([weight])
+    assert made(Around(Around(base)), weight)["slow"].tolist() == [1.0, 1.0, 1.0]
+    assert not base.state
+    assert base.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("shares_groups", [False, True])
+def test_no_weight_is_trained_by_an_optimizer_inside_this_one(shares_groups: bool) -> None:
+    weight = Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    base = Adam([weight])
+    calls: list[Optimizer] = []
+    base.register_step_post_hook(lambda optimizer, _, __: calls.append(optimizer))
+    inner = Around(base, shares_groups)
+    assert first_state(inner, inner.param_groups[0], weight)
+    assert weight.tolist() == [1.0, 1.0, 1.0]
+    assert not calls
+    for each in (base, inner):
+        assert each.param_groups[0]["params"] == [weight]
+    base.step()
+    assert calls == [base]
 
 
 @pytest.mark.parametrize("make", [Adam, SGD, RMSprop])

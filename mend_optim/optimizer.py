@@ -90,7 +90,7 @@ class MendOptimizer(ReportingFace):
         guard: when a learner's offer is so large that rounds refuse it as an accident: a `Guard`,
             or None for never.
         failslow: when rounds stop waiting for a slow or late learner: a `FailSlow`, or None: never.
-        tokens_per_step: tokens of a step without a `count_tokens()`; at least 1. None: 1.
+        tokens_per_step: tokens of a step without a `count_tokens()`; from 1 to 2**40. None: 1.
         timing: the only timeouts, a `Timing`.
         limits: how much peers may cost this learner, a `Limits`.
         group: the ranks that train this model together, a `ProcessGroup`: they are one learner
@@ -342,10 +342,10 @@ class MendOptimizer(ReportingFace):
         They take the place of `tokens_per_step`. A step counts at least 1.
 
         Args:
-            n: tokens, at least 0. Calls add up until the next step.
+            n: tokens, from 0 to 2**40. Calls add up until the next step.
 
         Raises:
-            UsageError: `n` is not an int of at least 0.
+            UsageError: `n` is not an int from 0 to 2**40.
         """
         self._run.count_tokens(whole_number("n", n))
 

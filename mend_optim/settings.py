@@ -24,6 +24,7 @@ from mend_optim.engine.period import USUAL, AutoPeriod, read_period
 from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.seal_checks import LARGER_UNIT, MOST_TOKENS
 from mend_optim.environment import stand_in, warn_of_unknown
 from mend_optim.errors import PeerError, plain_number, require, require_instance
 from mend_optim.given_names import learner_name, zone_name
@@ -340,6 +341,8 @@ def read_settings(
     tokens_per_step = plain_number(tokens_per_step)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
+    few = (tokens_per_step or 1) <= MOST_TOKENS
+    require(few, "tokens_per_step", tokens_per_step, "at most 2**40", LARGER_UNIT)
     policies = Policies(
         schedule=schedule,
         auto=auto,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
-from mend_optim.errors import UsageError
+from mend_optim.engine.seal_checks import LARGER_UNIT, MOST_TOKENS
+from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.given_state import learners_part
 from mend_optim.handover import Handover
@@ -210,7 +211,8 @@ class TrainingRun:
         return tokens, rate
 
     def count_tokens(self, n: int) -> None:
-        """Add tokens to the coming step."""
+        """Add tokens to the coming step. Raises `UsageError`."""
+        require(n <= MOST_TOKENS, "n", n, "at most 2**40", LARGER_UNIT)
         self._count.add(n, stamp(self.model.tensors()))
 
     def clear_gradients(self, *args: Any, **kwargs: Any) -> None:

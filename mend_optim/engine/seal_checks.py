@@ -32,6 +32,7 @@ SPREAD = 1000
 #: A member has at most so many tokens. No learner trains as many between two rounds, and as many
 #: rounds as it takes to reach `COUNTER_LIMIT` with them are more than any run has.
 MOST_TOKENS = 1 << 40
+LARGER_UNIT = "count in a larger unit, because rounds refuse an offer of more tokens"
 
 
 def flaw_of(seal: Seal, base: Lineage, policies: Policies, is_buffers: bool) -> str:

@@ -462,6 +462,22 @@ BOUNDS_MUTANTS = (
         )
     ),
     Mutant(
+        "a-step-of-any-number-of-tokens",
+        8,
+        "settings",
+        "few = (tokens_per_step or 1) <= MOST_TOKENS",
+        "few = True",
+        of("together/test_bad_input", "bad_argument"),
+    ),
+    Mutant(
+        "any-number-of-tokens-is-counted",
+        8,
+        "training_run",
+        "require(n <= MOST_TOKENS,",
+        "require(n <= n,",
+        of("together/test_bad_input", "no_more_tokens"),
+    ),
+    Mutant(
         "a-disk-that-cannot-be-read-stops-a-learner",
         8,
         "settings",

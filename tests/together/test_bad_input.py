@@ -140,6 +140,7 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("tokens_per_step", -1, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", 1.5, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", True, "tokens_per_step must be None or an int >= 1, got {}"),
+    ("tokens_per_step", 2**40 + 1, "tokens_per_step must be at most 2**40, got {}; count in"),
     ("timing", None, "timing must be a Timing(beat_s=…, …), got {}"),
     ("timing", 1.0, "timing must be a Timing(beat_s=…, …), got {}"),
     ("name", "", "name must be a printable text of 1 to 200 bytes, got {}"),
@@ -394,6 +395,15 @@ def test_tokens_are_counted_in_whole_numbers(n: Any) -> None:
     with pytest.raises(UsageError) as error:
         optimizer.count_tokens(n)
     assert str(error.value) == f"n must be an int >= 0, got {n!r}"
+
+
+def test_no_more_tokens_are_counted_than_an_offer_may_have() -> None:
+    optimizer = MendOptimizer(descent(1.0), tokens_per_step=2**40)
+    optimizer.count_tokens(2**40)
+    with pytest.raises(UsageError, match=r"n must be at most 2\*\*40, got 1099511627777; count in"):
+        optimizer.count_tokens(2**40 + 1)
+    step(optimizer, 1.0)
+    assert optimizer.status().tokens == 2**40
 
 
 @pytest.mark.parametrize("n", [3, torch.tensor(3), numpy.int64(3)])

@@ -57,6 +57,13 @@ CLI_MUTANTS = (
         SITES,
     ),
     mutant(
+        "the-shortest-step-of-a-plan-is-refused",
+        "cli/plan/quantities",
+        'least=10 * _TIMES["us"]',
+        "least=1e-5",
+        GIVEN,
+    ),
+    mutant(
         "a-plan-joins-offers-of-any-codec",
         "cli/plan/model",
         "return setup.zoned and coding.joins",

@@ -86,7 +86,7 @@ ROUND_TRIP = Quantity(
 )
 STEP = Quantity(
     units=_TIMES,
-    least=1e-5,
+    least=10 * _TIMES["us"],  # which is less than 1e-5, by rounding
     most=86_400,
     bound="a time with its unit, from 10us to 24h, such as 250ms or 0.8s",
     remedy="give the time of an inner step, as your script shows it",

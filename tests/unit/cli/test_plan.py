@@ -196,6 +196,15 @@ def test_units() -> None:
         *(0.04, 0.8, 2, 60, 0)
     ]
     assert STEP.read("--step", "0.5h") == 1800
+    # The bounds, as the errors say them, in every unit.
+    for quantity, least, most in (
+        (STEP, ("10us", "0.01ms", "0.00001s"), ("24h", "1440min", "86400s")),
+        (RATE, ("1kbit", "0.125kB/s"), ("1000tbit", "125TB/s")),
+        (ROUND_TRIP, ("0us", "0s"), ("10min", "600s", "600000ms")),
+        (PARAMETERS, ("1", "0.001k"), ("1e15", "1000T", "1000000G")),
+    ):
+        for text in (*least, *most):
+            assert quantity.read("--bound", text) > 0 or quantity is ROUND_TRIP
 
 
 COUNT = "--params must be a number from 1 to 1e15, such as 1.3e9, 350M or 7G, got "

@@ -57,6 +57,20 @@ CLI_MUTANTS = (
         SITES,
     ),
     mutant(
+        "a-plan-has-a-period-beyond-the-longest",
+        "cli/plan/model",
+        "period = min(late, LONGEST)",
+        "period = late",
+        of("unit/cli/test_plan", "no_longer_period"),
+    ),
+    mutant(
+        "rounds-of-a-plan-come-as-often-as-they-may-begin",
+        "cli/plan/model",
+        "DAY_S / (late * setup.step_s)",
+        "DAY_S / (period * setup.step_s)",
+        of("unit/cli/test_plan", "no_longer_period"),
+    ),
+    mutant(
         "the-shortest-step-of-a-plan-is-refused",
         "cli/plan/quantities",
         'least=10 * _TIMES["us"]',

@@ -12,7 +12,8 @@ sites, offers and seals share the link of their site, and with zones they go thr
 there, T is the sum over the stages of a round (see `sites`), in each of which the slower one
 counts: the busiest learner's link, or the busiest site's.
 
-The period that `sync_every="auto"` would choose is H = T / step, and anchors come as late as that.
+Anchors come T / step inner steps late. The period that `sync_every="auto"` would choose is as long,
+but no longer than `LONGEST`. Rounds come as often as they end, or hardly more rarely.
 
 The effect on learning is read from the figures of docs/learning.md, between which it goes
 straight. Those are of small models and short runs."""
@@ -39,6 +40,8 @@ THREAD_S = 1.72 * 2 * 4 / 20e9
 OVERHEAD = 1.13
 #: Moments, where "auto" averages them: the first in every third round, the second in every sixth.
 MOMENTS = 1 / 3 + 1 / 6
+#: The longest period that "auto" chooses: `AutoPeriod().most`.
+LONGEST = 512
 #: The period from which "auto" averages moments.
 MOMENTS_FROM = 20
 #: By so much of full speed, at most, the model misses the training speeds in lockstep that
@@ -181,9 +184,10 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     if coding.moments and took >= MOMENTS_FROM * setup.step_s:
         extra = MOMENTS
         took = round_s(setup, coding, fragments, extra)
-    late = period = max(1, math.ceil(took / setup.step_s))
+    late = max(1, math.ceil(took / setup.step_s))
+    period = min(late, LONGEST)
     nbytes = coding.nbytes(setup.params) * (1 + extra)
-    per_day = OVERHEAD * DAY_S / (period * setup.step_s)
+    per_day = OVERHEAD * DAY_S / (late * setup.step_s)
     joins = joined(setup, coding)
     busiest = busiest_link(setup.places, fragments, zoned=setup.zoned, joined=joins)
     sent = sent_by_all(setup.places, zoned=setup.zoned, joined=joins)
@@ -196,7 +200,7 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
         joined=joins,
         period=period,
         late=late,
-        hidden=max(0.0, 1 - stalls / (period * setup.step_s)),
+        hidden=max(0.0, 1 - stalls / (late * setup.step_s)),
         gain=gain_at(period, late),
         sent_a_day=per_day * sent * nbytes / setup.learners,
         most_a_day=per_day * busiest * nbytes,
@@ -222,8 +226,8 @@ def options(setup: Setup) -> list[Option]:
     found = []
     for coding in CODINGS:
         several = [option(setup, coding, count) for count in counts]
-        quickest = min(each.period for each in several)
-        found.append(next(each for each in several if each.period <= 1.1 * quickest))
+        quickest = min(each.late for each in several)
+        found.append(next(each for each in several if each.late <= 1.1 * quickest))
     return found
 
 
@@ -232,7 +236,7 @@ def suggested(found: Sequence[Option]) -> Option:
     any; if none gains, the quickest."""
     best = max(each.gain for each in found)
     if best <= 0:
-        return min(found, key=lambda each: each.period)
+        return min(found, key=lambda each: each.late)
     return next(each for each in found if each.gain >= best - 0.03)
 
 

@@ -112,7 +112,7 @@ def _between(setup: Setup, best: Option) -> Iterator[str]:
     yield f"Between the sites with codec={best.coding.argument}, of a sync of the whole model:"
     yield ""
     packet = OVERHEAD * best.nbytes
-    syncs = DAY_S / (best.period * setup.step_s)
+    syncs = DAY_S / (best.late * setup.step_s)
     rows, total = [], [0.0] * 4
     for place, learners in enumerate(setup.sites):
         zoned = crossing(setup.sites, place, zoned=True, joined=best.joined)

@@ -20,6 +20,7 @@ from mend_optim.cli.plan.model import (
     AT_ONCE,
     CODINGS,
     ERROR,
+    LONGEST,
     RATE_ERROR,
     USELESS,
     Coding,
@@ -35,6 +36,7 @@ from mend_optim.cli.plan.quantities import PARAMETERS, RATE, ROUND_TRIP, STEP
 from mend_optim.cli.plan.sites import busiest_link, crossing, stages
 from mend_optim.cli.plan.text import plan_of
 from mend_optim.codecs.registry import encode_packet, find_codec
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.membership.sealers import sealer_of
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -137,7 +139,7 @@ def test_a_plan_is_made_of_anything(setup: Setup) -> None:
     best = suggested(found)
     assert best.gain >= max(each.gain for each in found) - 0.03 or best.gain == 0
     for each in found:
-        assert each.period >= each.late >= 1
+        assert each.late >= each.period >= 1
         assert 0 <= each.hidden <= 1
         assert each.memory >= 16 * setup.params
         # A round may not need more of a link than there is, apart from bytes of headers.
@@ -146,6 +148,17 @@ def test_a_plan_is_made_of_anything(setup: Setup) -> None:
     apart = replace(setup, site_bits_per_s=setup.site_bits_per_s / 2)
     for coding in CODINGS:
         assert round_s(faster, coding, 1) <= round_s(setup, coding, 1) <= round_s(apart, coding, 1)
+
+
+def test_a_plan_has_no_longer_period_than_the_run_would_choose() -> None:
+    """The slower the link, the rarer are rounds; the period stays."""
+    setup = Setup(params=1.3e9, bits_per_s=5e7, rtt_s=0.04, step_s=0.8, learners=4)
+    slow, slower = options(setup)[0], options(replace(setup, bits_per_s=2.5e7))[0]
+    most = AutoPeriod().most
+    assert (slow.period, slower.period) == (most, most) == (LONGEST, LONGEST)
+    assert slow.late == 2652
+    assert slower.late == pytest.approx(2 * slow.late, rel=0.01)
+    assert slower.sent_a_day == pytest.approx(slow.sent_a_day / 2, rel=0.01)
 
 
 def test_a_link_that_is_always_in_use_carries_as_much_with_any_codec() -> None:

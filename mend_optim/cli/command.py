@@ -20,6 +20,9 @@ EPILOG = "mend COMMAND --help tells more about each."
 WRONG = 2
 #: The packages that the library needs to run, without the extras.
 DEPENDENCIES = ("torch", "numpy", "grpcio", "protobuf")
+#: The exit statuses of a command that Ctrl-C has ended, and of one whose reader has seen enough, as
+#: a shell has them. None says anything about a run.
+INTERRUPTED, UNREAD = 128 + 2, 128 + 13
 #: A value that is below zero, and an option that may take one.
 NEGATIVE = re.compile(r"-[0-9.]")
 LONG = re.compile(r"--[a-z-]+")
@@ -80,7 +83,8 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 2 if its arguments were wrong."""
+    """Run one command. Returns the exit status: 2 if its arguments were wrong, and 130 or 141 if
+    Ctrl-C or a reader has ended it."""
     replace_missing_characters()
     words = with_negatives(sys.argv[1:] if arguments is None else arguments)
     given = parser_for(words).parse_args(words)
@@ -93,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough. Nothing more can be written there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return UNREAD
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return status
 
 

@@ -705,6 +705,20 @@ CLI_MUTANTS = (
         VERSION,
     ),
     mutant(
+        "ctrl-c-ends-a-command-with-a-traceback",
+        "cli/command",
+        "except KeyboardInterrupt:",
+        "except ImportWarning:",
+        of("unit/cli/test_command", "ctrl_c"),
+    ),
+    mutant(
+        "a-reader-that-has-seen-enough-breaks-a-run",
+        "cli/command",
+        "return UNREAD",
+        "return 1",
+        of("unit/cli/test_command", "seen_enough"),
+    ),
+    mutant(
         "an-absent-dependency-ends-the-command",
         "cli/command",
         "except metadata.PackageNotFoundError:",

@@ -32,8 +32,8 @@ joined: then the fault is in the script. Ctrl-C ends all.
   mend run -n 3 -- python train.py --shard {index}/{count}
   mend run -n 2 --gpus 0,1 -- python train.py
 
-The exit status is 0 if all learners ended with 0, 130 after Ctrl-C, and else that of the first
-learner that did not end well; 128 and the number of a signal if that ended it.
+The exit status is 0 if all learners ended with 0, 130 after Ctrl-C (143 after SIGTERM), and else
+that of the first learner that did not end well; 128 and the number of a signal if that ended it.
 """
 NO_GROUPS = (
     "mend run needs groups of processes, as Linux and macOS have them; start each learner in a "

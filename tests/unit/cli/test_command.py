@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 
 import numpy
 import pytest
@@ -66,3 +68,41 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(monkeypatch: pytest.Mo
     assert ended.value.code == 0
     sys.stdout.flush()
     assert b"--names A,B,?" in shown.getvalue()
+
+
+class _Gone(io.StringIO):
+    """A pipe whose reader has seen enough."""
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__()
+        self._fileno = fileno
+
+    def fileno(self) -> int:
+        return self._fileno
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_seen_enough_gives_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The status 1 of `mend ledger` would say that the run is broken."""
+    (tmp_path / "a.jsonl").touch()
+    with (tmp_path / "out").open("wb") as out:
+        monkeypatch.setattr(sys, "stdout", _Gone(out.fileno()))
+        assert main(["ledger", str(tmp_path / "a.jsonl")]) == 141
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mend_optim.cli.ledger.command._read", interrupted)
+    status = None
+    with suppress(KeyboardInterrupt):  # which would end pytest, too
+        status = main(["ledger", "a.jsonl"])
+    assert status == 130
+    assert capsys.readouterr() == ("", "")

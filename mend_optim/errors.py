@@ -68,8 +68,15 @@ class ClosedError(MendError, RuntimeError):
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a number that can be compared with a bound; True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Whether `value` is a number that can be compared with a bound, and that a float can hold;
+    True and False are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def plain_number(value: Any) -> Any:

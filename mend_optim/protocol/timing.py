@@ -23,7 +23,8 @@ class Timing:
         evict_after_s: Of silence until the roster forgets a peer; more than three beats.
 
     Raises:
-        UsageError: A timeout is out of its bounds, or longer than 10^6 s.
+        UsageError: A timeout is out of its bounds; or it is longer than 10^6 s, and not
+            `join_timeout_s`.
 
     Example:
         >>> Timing(beat_s=2, evict_after_s=60).suspect_after_s

@@ -462,6 +462,14 @@ BOUNDS_MUTANTS = (
         )
     ),
     Mutant(
+        "a-number-that-no-float-can-hold",
+        8,
+        "errors",
+        "    except OverflowError:\n        return False\n",
+        "    except OverflowError:\n        return True\n",
+        of("unit/test_errors", "is_number"),
+    ),
+    Mutant(
         "a-step-of-any-number-of-tokens",
         8,
         "settings",

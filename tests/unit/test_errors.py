@@ -35,7 +35,10 @@ def test_blame_is_never_shared() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(1, True), (0.5, True), (True, False), ("1", False), (None, False), (1j, False)],
+    [
+        *((1, True), (0.5, True), (float("inf"), True), (10**308, True), (10**309, False)),
+        *((True, False), ("1", False), (None, False), (1j, False)),
+    ],
 )
 def test_is_number(value: object, expected: bool) -> None:
     assert is_number(value) is expected

@@ -52,8 +52,8 @@ class MendOptimizer(ReportingFace):
     `MendOptimizer` is its inner optimizer, bit for bit.
 
     Args:
-        inner: any torch optimizer. All its parameters are merged; they must be floating point or
-            complex. Its moments are averaged as `moments` says; its other state stays local.
+        inner: any torch optimizer. Its parameters of floating point or complex numbers are merged.
+            Its moments are averaged as `moments` says; its other state stays local.
         name: stable name of this learner, unique in the cluster; 1 to 200 bytes of printable text.
             None: the environment variable MEND_NAME, else host and process id.
         listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable

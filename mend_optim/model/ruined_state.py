@@ -22,6 +22,8 @@ from mend_optim.model.moment_state import FragmentState
 # places. schedule-free's `z` is one, and some of its optimizers step with a closure only.
 _MOMENT_WORDS = ("avg", "moment", "grad", "variance", "exp_inf", "acc_delta")
 _PLACES = ("z",)
+# What Adagrad's sums begin with. In torch 2.4, it makes its state with itself, and in no step.
+_FIRST_SUM = "initial_accumulator_value"
 # Where a parameter group has counters, sums and maxima, and what they begin with: the updates, as
 # most count them, and as schedule-free and Prodigy do; schedule-free's weights and learning rates;
 # Prodigy's products.
@@ -56,7 +58,7 @@ def reset_state(fragment_state: FragmentState, moments: Collection[str] = ()) ->
                 state.clear()
                 continue
             fresh = first_state(inner, group, parameter)
-            inner.state[parameter] = _Renewal(parameter, moments).renew(state, fresh)
+            inner.state[parameter] = _Renewal(parameter, moments, group).renew(state, fresh)
             count(named_state(inner, parameter), group, 0)
 
 
@@ -79,11 +81,15 @@ class _Renewal:
     Args:
         parameter: the owner of the state.
         moments: the names of moments, beside those that their names tell.
+        group: the parameter's group.
     """
 
-    def __init__(self, parameter: Tensor, moments: Collection[str]) -> None:
+    def __init__(
+        self, parameter: Tensor, moments: Collection[str], group: Mapping[str, Any]
+    ) -> None:
         self.parameter = parameter
         self.moments = moments
+        self.group = group
 
     def renew(self, held: Any, fresh: Any, name: str = "") -> Any:
         """Return the successor of `held`: itself with the values of `fresh`, however a state nests
@@ -120,7 +126,10 @@ class _Renewal:
         is_alike = held.shape == self.parameter.shape
         is_moment = name in self.moments or any(word in name for word in _MOMENT_WORDS)
         is_ruined = name in _PLACES or not bool(torch.isfinite(own_part(held)).all())
-        if is_alike and is_moment:
+        if is_alike and name == "sum" and _FIRST_SUM in self.group:
+            first = self.group[_FIRST_SUM]
+            held.fill_(complex(first, first) if held.is_complex() else first)
+        elif is_alike and is_moment:
             held.zero_()
         elif is_ruined and is_alike:
             held.copy_(self.parameter)

@@ -1692,6 +1692,8 @@ MUTANTS = (
            "_restart(group, getattr(inner, \"defaults\", {}))", "pass", RUINED),
     Mutant("unknown-places-begin-at-the-origin", 10, "model/ruined_state",
            "held.copy_(self.parameter)", "held.zero_()", RUINED),
+    Mutant("old-sums-of-squares-stay", 10, "model/ruined_state",
+           "if is_alike and name == \"sum\" and _FIRST_SUM in self.group:", "if False:", RUINED),
     Mutant("places-begin-at-the-origin", 10, "model/first_state",
            "parameter.detach().clone()", "torch.zeros_like(parameter.detach())", RUINED),
     Mutant("weight-decay-is-a-gradient-of-the-first-state", 10, "model/first_state",

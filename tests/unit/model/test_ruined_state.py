@@ -62,6 +62,16 @@ class Grouped(SGD):
         return super().step(closure)
 
 
+class OldAdagrad(optim.Adagrad):
+    """As torch 2.4's: it has no step for a parameter without state."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["sum"]
+        return super().step(closure)
+
+
 MAKES: dict[str, Callable[..., Optimizer]] = {
     "adam": lambda p: optim.Adam(p, weight_decay=0.1),
     "amsgrad": lambda p: AdamW(p, amsgrad=True),
@@ -72,6 +82,7 @@ MAKES: dict[str, Callable[..., Optimizer]] = {
     "adamax": optim.Adamax,
     "rmsprop": lambda p: RMSprop(p, centered=True, momentum=0.9),
     "adagrad": lambda p: optim.Adagrad(p, lr_decay=0.1, initial_accumulator_value=0.1),
+    "old adagrad": lambda p: OldAdagrad(p, lr_decay=0.1, initial_accumulator_value=0.1),
     "adadelta": optim.Adadelta,
     "adafactor": lambda p: optim.Adafactor(p) if hasattr(optim, "Adafactor") else AdamW(p),
     "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),

@@ -5,13 +5,13 @@ Only the training thread calls this."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import LBFGS
+from torch.optim import LBFGS, Optimizer
 
 from mend_optim.model.copies import own_part
 from mend_optim.model.first_state import count, first_state, is_empty, named_state
@@ -25,9 +25,10 @@ _PLACES = ("z",)
 # What Adagrad's sums begin with. In torch 2.4, it makes its state with itself, and in no step.
 _FIRST_SUM = "initial_accumulator_value"
 # Where a parameter group has counters, sums and maxima, and what they begin with: the updates, as
-# most count them, and as schedule-free and Prodigy do; schedule-free's weights and learning rates;
-# Prodigy's products.
-_BEGINNINGS = {"step": 0, "k": 0, "weight_sum": 0.0, "lr_max": -1.0, "d_numerator": 0.0}
+# most count them, and as schedule-free and Prodigy do; schedule-free's weights of its averages of
+# places, and its learning rates; Prodigy's products.
+_AVERAGING = "weight_sum"
+_BEGINNINGS = {"step": 0, "k": 0, _AVERAGING: 0.0, "lr_max": -1.0, "d_numerator": 0.0}
 
 
 @torch.no_grad()
@@ -49,6 +50,8 @@ def reset_state(fragment_state: FragmentState, moments: Collection[str] = ()) ->
         found = [parameter for parameter in group["params"] if id(parameter) in mine]
         if found:
             _restart(group, getattr(inner, "defaults", {}))
+            if _AVERAGING in group:
+                _let_averages_begin(inner, [p for p in group["params"] if id(p) not in mine])
         for parameter in found:
             state: Any = inner.state.get(parameter)
             if is_empty(state):
@@ -73,6 +76,17 @@ def _restart(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
             value.fill_(beginning)
         elif isinstance(value, int | float):
             group[name] = type(value)(beginning)
+
+
+def _let_averages_begin(inner: Optimizer, others: Sequence[Tensor]) -> None:
+    """Keep the weights of other fragments where they are. The group averages places over its steps,
+    and a new average begins at the place: their next step would throw away all that they averaged
+    out so far."""
+    for parameter in others:
+        state = named_state(inner, parameter)
+        for place in [state[name] for name in _PLACES if name in state]:
+            if isinstance(place, Tensor) and place.shape == parameter.shape:
+                place.copy_(parameter)
 
 
 class _Renewal:

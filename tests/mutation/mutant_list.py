@@ -1694,6 +1694,8 @@ MUTANTS = (
            "held.copy_(self.parameter)", "held.zero_()", RUINED),
     Mutant("old-sums-of-squares-stay", 10, "model/ruined_state",
            "if is_alike and name == \"sum\" and _FIRST_SUM in self.group:", "if False:", RUINED),
+    Mutant("the-averages-of-other-fragments-are-thrown-away", 10, "model/ruined_state",
+           "                place.copy_(parameter)\n", "                pass\n", RUINED),
     Mutant("places-begin-at-the-origin", 10, "model/first_state",
            "parameter.detach().clone()", "torch.zeros_like(parameter.detach())", RUINED),
     Mutant("weight-decay-is-a-gradient-of-the-first-state", 10, "model/first_state",

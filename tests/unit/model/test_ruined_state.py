@@ -294,6 +294,22 @@ def test_other_fragments_keep_theirs() -> None:
     assert inner.state[weights[1 - first]]["step"] == 3
 
 
+def test_the_weights_of_other_fragments_stay_where_an_average_of_the_group_begins_anew() -> None:
+    """Not at the last of the places that they are averages of, which the noise moves about."""
+    weights, inner = trained(ScheduleFree)
+    layout = Layout(["a", "b"], [w.detach() for w in weights], 2)
+    (first,) = layout.fragments[0].tensors
+    other = weights[1 - first]
+    before = other.detach().clone()
+    place = inner.state[other]["z"]
+    assert (place - before).abs().max() > 0.1
+    reset_state(FragmentState(layout.fragments[0], weights, inner, 300))
+    assert torch.equal(other.detach(), before)
+    train(weights, inner, 1, seed=3)
+    assert inner.state[other]["z"] is place
+    assert (other.detach() - before).abs().max() < 0.03  # one step
+
+
 def test_a_parameter_that_was_taken_out_of_its_group_is_left_alone() -> None:
     weights, inner = trained(NAdam, steps=3)
     inner.param_groups[0]["params"].remove(weights[0])

@@ -347,11 +347,10 @@ class TrainingRun:
     def swapped(self) -> Iterator[None]:
         """`MendOptimizer.global_weights`."""
         self.refuse_misplaced("global_weights")
-        learner, handover = self.learner, self.handover
-        is_own = self.history.has_left_anchors or learner is None or learner.is_alone()
+        handover = self.handover
         self._is_swapped = True
         try:
-            if is_own or handover is None:
+            if handover is None or _has_no_anchors(self):
                 yield
             else:
                 self._own_weights = [tensor.detach().clone() for tensor in self.model.merged]
@@ -436,6 +435,11 @@ class TrainingRun:
         self._starts_late = False
         if self.learner:
             self.learner.close()
+
+
+def _has_no_anchors(run: TrainingRun) -> bool:
+    """Whether own weights stand for the anchors."""
+    return run.history.has_left_anchors or run.learner is None or run.learner.is_alone()
 
 
 def leave(run: TrainingRun, *, broken_off: bool) -> None:

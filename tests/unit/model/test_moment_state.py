@@ -1198,15 +1198,21 @@ KEPT: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    inner = Keeping([parameter], KEPT[kind])
+def stepped_once(inner: Optimizer, parameter: nn.Parameter) -> FragmentState:
+    """The state of an optimizer that told of no step before its first one."""
     (fragment,) = Layout(["w"], [parameter], 1).fragments
     state = FragmentState(fragment, [parameter], inner, 0)
     assert not state.has_stepped()
     parameter.grad = torch.ones(3)
     inner.step()
+    return state
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    inner = Keeping([parameter], KEPT[kind])
+    state = stepped_once(inner, parameter)
     assert state.has_stepped()
     named = ["factors"] if kind == "nested" else ["quantized", "step"] if kind == "opaque" else []
     assert state.names() == named
@@ -1225,12 +1231,7 @@ def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
 def test_an_optimizers_state_tells_of_earlier_steps(make: Callable[..., Optimizer]) -> None:
     parameter = nn.Parameter(torch.ones(3))
     inner = make([parameter])
-    (fragment,) = Layout(["w"], [parameter], 1).fragments
-    state = FragmentState(fragment, [parameter], inner, 0)
-    assert not state.has_stepped()
-    parameter.grad = torch.ones(3)
-    inner.step()
-    assert state.has_stepped()
+    assert stepped_once(inner, parameter).has_stepped()
 
 
 def test_an_optimizer_without_state_tells_nothing() -> None:

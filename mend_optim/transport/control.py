@@ -233,7 +233,8 @@ class Links:
             stream: The stream.
             linger: Whether to wait at the end until the peer has read everything. The side that
                 dialled must, because leaving breaks the stream. After a goodbye either side does:
-                a connection that breaks takes along what the peer has not read yet.
+                a connection that breaks takes along what the peer has not read yet, and the last
+                beat of a learner that leaves may come after its goodbye, on another stream.
         """
         if not self._is_present(link):
             return  # the peer was dismissed while the stream opened
@@ -248,7 +249,7 @@ class Links:
                 await stream.write(encode_control(message))
                 linger = linger or isinstance(message, Goodbye)
             await stream.finish()
-            if linger:
+            if linger or link.has_left:
                 await asyncio.wait({listening}, timeout=LINGER_S)
         except PeerError:
             # A goodbye may have come before the peer ended the stream.
@@ -290,6 +291,7 @@ class Links:
         self._handler.receive(message)
         if isinstance(message, Goodbye):
             # The peer waits for this side's end of the streams.
+            link.has_left = True
             self._hang_up(link)
 
 

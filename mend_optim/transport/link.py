@@ -93,6 +93,8 @@ class Link:
         self.inflow = Inflow()
         #: When the last control stream closed, or the peer was admitted, by the loop's clock.
         self.down_since = 0.0
+        #: Whether the peer has said goodbye. This incarnation of it does not come back.
+        self.has_left = False
         #: Outboxes of the open control streams, the newest last.
         self.streams: list[Outbox] = []
         #: The peer's open requests, which wait for replies: (kind, fragment), where the kind is

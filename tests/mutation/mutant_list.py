@@ -1579,6 +1579,7 @@ MUTANTS = (
     Mutant("a-former-stream-takes-the-new-one-down", 4, "transport/control",
            "if not link.streams and self._is_present(link):", "if not link.streams:", of("unit/transport/test_links")),
     Mutant("a-goodbye-is-not-waited-for", 8, "transport/control", "linger = linger or isinstance(message, Goodbye)", "pass", of("unit/transport/test_links")),
+    Mutant("a-goodbye-hides-the-last-beat", 8, "transport/control", "if linger or link.has_left:", "if linger:", of("unit/transport/test_links")),
     Mutant("a-goodbye-is-heard-and-the-stream-stands", 8, "transport/control", "            self._hang_up(link)\n\n\ndef", "            self._drop(link)\n\n\ndef", of("unit/transport/test_links")),
     Mutant("a-failed-write-hides-a-goodbye", 8, "transport/control", "            await asyncio.wait({listening}, timeout=LINGER_S)\n            raise", "            raise", of("unit/transport/test_links")),
     Mutant("a-goodbye-goes-out-on-the-newest-stream-alone", 8, "transport/link", "for outbox in self.streams:\n            outbox.put(goodbye)", "for outbox in self.streams[-1:]:\n            outbox.put(goodbye)", of("unit/transport/test_links")),

@@ -131,6 +131,7 @@ class Open:
     def __init__(self, *said: Control) -> None:
         self.end = asyncio.Event()
         self.sent: list[Control] = []
+        self.is_finished = False
         self._said = list(said)
 
     async def read(self, patient: bool = False) -> bytes | None:
@@ -142,7 +143,8 @@ class Open:
     async def write(self, frame: bytes) -> None:
         self.sent.append(decode_control(frame))
 
-    async def finish(self) -> None: ...
+    async def finish(self) -> None:
+        self.is_finished = True
 
 
 @virtual
@@ -237,17 +239,35 @@ async def test_whoever_hears_a_goodbye_ends_all_streams_with_that_peer() -> None
     """The leaving learner waits for that."""
     goodbye = Goodbye(PEER)
     here = Conversing(Open(), Open(goodbye))
-    await asyncio.wait_for(asyncio.gather(*here.ends), 1.0)
+    here.streams[1].end.set()
+    await asyncio.wait({here.ends[1]})
     assert here.recorder.messages(Goodbye) == [goodbye]
+    assert here.streams[0].is_finished
+    here.streams[0].end.set()
+    await here.ends[0]
 
 
-class Ended(Open):
-    """A control stream that the peer has ended after its last words, which are still on their
-    way."""
+class Slow(Open):
+    """A control stream on which the peer's last words are still on their way."""
 
     async def read(self, patient: bool = False) -> bytes | None:
         await asyncio.sleep(0.1)
         return await super().read()
+
+
+@virtual
+async def test_a_goodbye_does_not_hide_the_last_beat_on_another_stream() -> None:
+    """That beat tells on what the peer has ended, and perhaps nobody else does."""
+    beat = Beat(peer=PEER, address="", count=1)
+    here = Conversing(Slow(beat), Open(Goodbye(PEER)))
+    for stream in here.streams:
+        stream.end.set()
+    await asyncio.gather(*here.ends)
+    assert here.recorder.messages(object) == [Goodbye(PEER), beat]
+
+
+class Ended(Slow):
+    """A control stream that the peer has ended."""
 
     async def write(self, frame: bytes) -> None:
         raise PeerError("the RPC is over")

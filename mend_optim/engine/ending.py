@@ -65,10 +65,12 @@ class Ended(NamedTuple):
 
 class Told(NamedTuple):
     """The learners that this one was ready to end with: their tokens by name, and the digest of the
-    anchors that they all held. They had finished, so the tokens are their last."""
+    anchors that they all held. They had finished, so the tokens are their last. `lost` are those
+    that have fallen silent since, or train on: they may have ended on other anchors."""
 
     tokens: dict[str, int]
     anchors: bytes
+    lost: set[str]
 
 
 class Ending:
@@ -104,7 +106,7 @@ class Ending:
         before, state.ready = state.ready, self._agreement() if now >= self._returns_by else b""
         state.roster.closed = bool(state.ready)
         if state.ready:
-            self._told.setdefault(state.ready, Told(self._tokens(), state.anchors_digest()))
+            self._told[state.ready] = Told(self._tokens(), state.anchors_digest(), set())
         if self._all_ready():
             self._end(state.ready)
         return state.ready != before
@@ -140,7 +142,7 @@ class Ending:
         knows on what it ended."""
         self._training.discard(id)
         for told in self._told.values():
-            told.tokens.pop(id.name, None)
+            told.lost.add(id.name)
 
     def end(self) -> Ended | None:
         """The end, with all learners that share it; None before all have agreed."""
@@ -168,11 +170,11 @@ class Ending:
         for peer in self.state.roster if self._told else ():
             if peer.word and not peer.word.finishes:
                 for told in self._told.values():
-                    told.tokens.pop(peer.id.name, None)
+                    told.lost.add(peer.id.name)
 
     def _end(self, ready: bytes) -> None:
         if self._ended is None:
-            self._ended = self._account()
+            self._ended = self._account(ready)
             self.state.ended = ready
             self.state.agreed = self._ended.agreed
 
@@ -181,7 +183,9 @@ class Ending:
         ready, peers = self.state.ready, self.state.roster.peers.values()
         return bool(ready) and all(peer.word and peer.word.ready == ready for peer in peers)
 
-    def _account(self) -> Ended:
+    def _account(self, ready: bytes) -> Ended:
+        """The account of an end for which all in its digest were ready, so none of them is
+        lost."""
         state = self.state
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = [f.fragment for f in state.fragments if f.unmerged(state.totals).step]
@@ -193,7 +197,9 @@ class Ending:
         tokens = {}
         for told in self._told.values():
             if told.anchors == anchors:
-                tokens.update(told.tokens)
+                known = told.tokens.items()
+                tokens.update({name: count for name, count in known if name not in told.lost})
+        tokens.update(self._told[ready].tokens)
         return Ended(
             tokens=tokens,
             digest=anchors.hex(),

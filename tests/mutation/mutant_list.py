@@ -57,7 +57,6 @@ THREADS, SHARE, BRANCHES, WIRE = (
 )
 SIGTERM = of("system/test_endings", "sigterm")
 FINISH_CLOSED = of("together/test_finish", "ends_while_it_waits")
-BIG_END = of("virtual/test_endings", "roster")
 RESET, WATCH = of("together/test_reset_progress"), of("unit/model/test_weights_watch")
 DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
 VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_rate")
@@ -199,7 +198,11 @@ MUTANTS = (
     Mutant("an-end-on-former-anchors", 11, "engine/ending", "        if told and told.anchors == self.state.anchors_digest():\n", "        if told:\n", READY),
     Mutant("an-account-of-former-anchors", 11, "engine/ending", "            if told.anchors == anchors:\n", "            if True:\n", READY),
     Mutant("those-that-train-on-are-in-the-account", 11, "engine/ending", "        self._forget_those_that_train_on()\n", "", READY),
-    Mutant("an-account-of-the-last-that-stay", 11, "engine/ending", "                tokens.update(told.tokens)\n", "                tokens = told.tokens\n", BIG_END),
+    Mutant("an-account-of-the-last-that-stay", 11, "engine/ending", "        for told in self._told.values():\n            if told.anchors", "        for told in [self._told[ready]]:\n            if told.anchors", READY),
+    Mutant("an-account-without-those-that-fell-silent", 11, "engine/ending", "        tokens.update(self._told[ready].tokens)\n", "", READY),
+    Mutant("an-account-with-those-that-fell-silent", 11, "engine/ending", "            told.lost.add(id.name)\n\n", "            pass\n\n", READY),
+    Mutant("an-account-without-those-that-are-back", 11, "engine/ending", "            self._told[state.ready] = Told(self._tokens(), state.anchors_digest(), set())\n",
+           "            self._told.setdefault(state.ready, Told(self._tokens(), state.anchors_digest(), set()))\n", READY),
     Mutant("an-end-that-was-told-before-training", 11, "engine/ending", "        self._told.clear()\n", "", READY),
     Mutant("an-end-outlasts-training", 11, "engine/engine", "            self.ending.trained_on()\n", "            pass\n", READY),
     Mutant("hearsay-is-always-ready", 11, "engine/ending", "            return beat.finishes\n", "            return True\n", READY),

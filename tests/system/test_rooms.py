@@ -63,8 +63,9 @@ def finish(learners: list[Learner]) -> None:
     finishes = [learner.await_event("finished") for learner in learners]
     assert all(told["agreed"] for told in finishes)
     assert len({told["weights"] for told in finishes}) == 1
-    assert all(told["tokens"] == finishes[0]["tokens"] for told in finishes)
-    assert set(finishes[0]["tokens"]) == set(NAMES)
+    tokens = [told["tokens"] for told in finishes]
+    assert tokens == [tokens[0]] * len(NAMES)
+    assert set(tokens[0]) == set(NAMES)
 
 
 def test_learners_train_on_together_when_a_firewall_parts_them_into_rooms(

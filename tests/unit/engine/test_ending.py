@@ -366,6 +366,36 @@ def test_it_ends_as_a_peer_did_that_had_heard_from_all() -> None:
     assert end.state.ended == ready
 
 
+def test_one_that_fell_silent_is_in_the_account_of_an_end_that_it_was_ready_for() -> None:
+    end = among_two()
+    ready = end.state.ready
+    for _ in range(4):
+        end.driven.tick(Timing().evict_after_s / 2)
+        end.hear()
+    assert on_the_roster(end) == {PEER}
+    end.hear(ended=ready)
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
+
+
+def test_one_that_fell_silent_and_is_back_is_in_the_account() -> None:
+    end = among_two()
+    end.hear(finishes=False, rumors=(end.rumor(),))
+    for _ in range(4):
+        end.driven.tick(Timing().evict_after_s / 2)
+        end.hear(finishes=False)
+    assert on_the_roster(end) == {PEER}
+    end.hear(finishes=False, rumors=(end.rumor(),))
+    assert on_the_roster(end) == {PEER, THIRD}
+    end.hear(rumors=(end.rumor(),))
+    end.hear(rumors=(end.rumor(left=True),))
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
+
+
 def test_an_end_of_before_it_trained_on_is_none() -> None:
     end = Finishing()
     end.hear()

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from mend_optim.engine.effects import Merge
@@ -82,7 +83,15 @@ class HonestOracle(Oracle):
             return
         if learner.name in self.cluster.impersonated:
             dropped_tokens = len(before)
-        super().moved(learner, p, self.judged(before), self.judged(after), dropped_tokens)
+        before, after = (self._unforged(self.judged(units)) for units in (before, after))
+        super().moved(learner, p, before, after, dropped_tokens)
+
+    def _unforged(self, vector: Vector) -> Vector:
+        """The units of those in whose name nobody lied. An anchor with an invented offer shows the
+        author's work as merged, to everybody."""
+        forged = self.cluster.impersonated
+        kept = (unit for unit in vector if getattr(unit[0], "name", "") not in forged)
+        return {unit: vector[unit] for unit in kept}
 
     def worked(self, learner: Learner, unit: Any) -> None:
         if not self.cluster.is_insider(learner):
@@ -202,6 +211,14 @@ class InsiderCluster(Cluster):
         """By fragment, the rounds from then until now."""
         return {p: self.rounds_in(p, since, self.now) for p in range(fragments)}
 
+    def longest_pause_s(self) -> float:
+        """The longest time between two anchors that an honest learner took one after the other."""
+        taken: dict[tuple[PeerId, int], list[float]] = defaultdict(list)
+        for id, at, record in self.ledger:
+            if id.name != self.insider:
+                taken[id, record.fragment].append(at)
+        return max((b - a for ats in taken.values() for a, b in pairwise(ats)), default=0.0)
+
     def rounds_beside(self) -> list[int]:
         """The rounds until now of each fragment that the insider does not seal."""
         fragments = range(self.policies.schedule.fragments)
@@ -271,7 +288,8 @@ class Infiltrated:
             # their own anchors have stood still, for some of the pauses of before. In lockstep,
             # one pause may be as long as the wait for a round.
             in_lockstep = self.adopt_after is not None
-            cluster.run(STILL_S + PAUSES * TIMING.round_timeout_s * in_lockstep)
+            pause_s = max(cluster.longest_pause_s(), TIMING.round_timeout_s * in_lockstep)
+            cluster.run(max(STILL_S, PAUSES * pause_s))
             after = cluster.rounds_since(gone_at, self.fragments)
         cluster.seen["rounds beside"] += sum(beside)
         cluster.seen["rounds after"] += sum(after.values())

@@ -12,7 +12,7 @@ from mend_optim.protocol.messages import Call, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from tests.virtual import playing
 from tests.virtual.insider import LIES, WAYS, in_grammar
-from tests.virtual.insiders import Infiltrated, draw, draw_joint, seen_in
+from tests.virtual.insiders import Infiltrated, InsiderCluster, draw, draw_joint, seen_in
 from tests.virtual.joint_lies import FORGED, HONEST
 from tests.virtual.playing import check, failure
 from tests.virtual.storms import Fault
@@ -115,6 +115,8 @@ def test_a_sealer_on_another_branch_is_believed_as_soon_as_its_anchor_may_be(
 ) -> None:
     """The others asked it for seals on their anchor, of which it has none. When its anchor was to
     be had at last, they did not ask for that, because no seal had come."""
+    # Here no pause is a reason to wait any longer: the others may believe it long before.
+    monkeypatch.setattr(InsiderCluster, "longest_pause_s", lambda _: 0.0)
     assert check(ON_TWO_BRANCHES).seen["rounds after"]
     wait = Pulling._wait
     monkeypatch.setattr(

@@ -286,15 +286,15 @@ class Engine:
         pending = self.offers.sent_as(to, message)
         if pending:
             self.offers.delivered(now, pending)
-        elif isinstance(message, Offer):
-            self.sealer.relaying.arrived(to, message)
+        self.sealer.relaying.arrived(now, to, message)
 
     def undelivered(self, now: float, to: PeerId, message: Message, fault: TransferFault) -> None:
         """The transport could not deliver a message, or its stream broke before the answer."""
         pending = self.offers.sent_as(to, message)
         if pending:
             self.offers.undelivered(now, pending, fault)
-        elif isinstance(message, Want):
+        self.sealer.relaying.failed(now, to, message)
+        if isinstance(message, Want):
             self.pulling.unreachable(now, to, message.fragment, fault)
             self._check_joined(now)
 

@@ -86,6 +86,8 @@ class JointOffers:
         #: By fragment, (sender, number) of the offers that were in a joint one. A second time they
         #: go one by one: the sealer may not take one of them.
         self._tried: dict[int, set[tuple[PeerId, int]]] = {}
+        #: By fragment, when the last joint offer was sent.
+        self._sent_at: dict[int, float] = {}
 
     def gathers(self, now: float, round: Round, sealer: PeerId, others: Sequence[Offer]) -> bool:
         """Whether `others`, which the sealer lacks, are to wait: for our own, for one another, or
@@ -136,8 +138,20 @@ class JointOffers:
         if self.waiting(job.fragment) != own or state.sealer(job.fragment) != job.sealer:
             return ()
         bare = tuple(replace(other, sections={}) for other in others)
+        self._sent_at[job.fragment] = now
         self._send(now, replace(own, sections=done.sections, others=bare), job.sealer)
         return job.offers
+
+    def is_on_its_way(self, offer: Offer, to: PeerId) -> bool:
+        """Whether an offer is in the last joint one, which has not reached the sealer yet."""
+        own = self.state.fragments[offer.fragment].pending
+        if own is None or own.sent_to != to or not own.is_on_its_way:
+            return False
+        # Our own goes alone if it is sent again.
+        return self._is_tried(offer) and own.sent_at == self._sent_at.get(offer.fragment)
+
+    def _is_tried(self, offer: Offer) -> bool:
+        return (offer.peer, offer.seq) in self._tried.get(offer.fragment, ())
 
     def waiting(self, p: int) -> Offer | None:
         """Our own offer, if it waits here for those of our neighbours."""
@@ -149,13 +163,13 @@ class JointOffers:
     def _joins(self, offer: Offer, level: int) -> bool:
         """Whether an offer is to be joined: our own, or that of a neighbour. `level`: which joint
         offers are to be made."""
-        roster, tried = self.state.roster, self._tried.get(offer.fragment, ())
+        roster = self.state.roster
         is_near = offer.peer == roster.me or are_neighbours(roster, roster.me, offer.peer)
         # A neighbour with another inner optimizer may have moments that we can take no mean of.
         known = {MOMENT_PREFIX + moment.name for moment in self.state.policies.moments}
         is_known = all(name in known for name in offer.sections if name.startswith(MOMENT_PREFIX))
         fits = is_near and is_known and may_join(offer, level)
-        return fits and (offer.peer, offer.seq) not in tried
+        return fits and not self._is_tried(offer)
 
     def _missing(self, round: Round) -> list[PeerId]:
         """The neighbours that train, and have not offered."""

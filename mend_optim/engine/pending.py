@@ -73,6 +73,11 @@ class Pending:
         """Every seq that it has had, each with the number of the offer that it followed then."""
         return {**dict(self.earlier), self.seq: self.follows}
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it has been sent, and nobody has said yet what became of it."""
+        return self.sent_to is not None and not self.delivered and self.resend_at == NEVER
+
     def encoded(self, offer: Offer) -> None:
         """The worker has encoded Δ."""
         self.offer = offer

@@ -4,10 +4,11 @@ those of learners that do not reach the sealer. If this learner does not reach i
 a go-between, which does the same.
 
 The sealer may refuse such an offer for good: because of its size, its signature, or its author's
-name. So the holder waits twice as long after each time. After `TRIES` it gives up the offer of a
-learner that is gone, if it was the sealer that did not keep it: a go-between may refuse it because
-its author is still here. A learner that lives asks for its offer in other ways. The holder begins
-anew with another sealer."""
+name. So the holder waits twice as long after each time. An offer that is still on its way is not
+sent again, however long that takes: it would have to begin anew. After `TRIES` the holder gives up
+the offer of a learner that is gone, if it was the sealer that did not keep it: a go-between may
+refuse it because its author is still here. A learner that lives asks for its offer in other ways.
+The holder begins anew with another sealer."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ from dataclasses import dataclass
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Join, Send
 from mend_optim.engine.joint_offers import JointOffers
 from mend_optim.engine.passed_seals import PassedSeals
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.reach import are_apart, is_far_behind
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.messages import Message, Offer, Seal
 
 #: Times that one sealer gets an offer that it does not keep.
 TRIES = 5
@@ -35,7 +37,7 @@ class _Passing:
 
     seq: int
     to: PeerId
-    #: Before this time it is not sent again.
+    #: Before this time it is not sent again; `NEVER` while it is on its way.
     next_at: float
     arrived: int = 0
 
@@ -65,9 +67,7 @@ class Relaying:
             return
         to = self._next_hop(round, sealer)
         lacking = [
-            offer
-            for offer in self._lacking(round, sealer, to)
-            if now >= self._passing_of(now, offer, to.id).next_at
+            offer for offer in self._lacking(round, sealer, to) if self._is_due(now, offer, to)
         ]
         if self.joint.gathers(now, round, sealer.id, lacking):
             return
@@ -80,8 +80,8 @@ class Relaying:
                     f" {sealer.id.name} did not keep it {TRIES} times"
                 )
             else:
+                passing.next_at = NEVER
                 state.emit(Send(to.id, offer, PASS_ON))
-                self._wait(now, passing)
 
     def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
         """Whether a peer may pass on an offer of this author: one that is gone from here, too, that
@@ -109,11 +109,35 @@ class Relaying:
                 state.emit(Send(peer, seal, EXCHANGE))
         self.passed_seals.keep(seal)
 
-    def arrived(self, to: PeerId, offer: Offer) -> None:
-        """A peer has the whole of an offer; whether it keeps it, its beats tell."""
-        passing = self._passing.get((offer.peer, offer.fragment))
-        if passing and (passing.seq, passing.to) == (offer.seq, to):
+    def arrived(self, now: float, to: PeerId, message: Message) -> None:
+        """A peer has the whole of a message. If that is an offer, its beats tell whether it keeps
+        it, and those that are joined with it."""
+        for passing in self._passed(to, message):
+            self._wait(now, passing)
             passing.arrived += 1
+
+    def failed(self, now: float, to: PeerId, message: Message) -> None:
+        """A message did not reach a peer."""
+        for passing in self._passed(to, message):
+            self._wait(now, passing)
+
+    def _passed(self, to: PeerId, message: Message) -> Iterator[_Passing]:
+        for each in message.together if isinstance(message, Offer) else ():
+            passing = self._passing.get((each.peer, each.fragment))
+            if passing and (passing.seq, passing.to) == (each.seq, to):
+                yield passing
+
+    def _is_due(self, now: float, offer: Offer, to: Peer) -> bool:
+        """Whether to send an offer that a peer does not hold: not if it is on its way there, or has
+        arrived, and may be in the peer's anchor, which this learner has yet to get."""
+        passing, p = self._passing_of(now, offer, to.id), offer.fragment
+        has_gone_on = any(
+            id == to.id and key > self.state.fragments[p].lineage.key
+            for id, key in self.state.shown(p)
+        )
+        if self.joint.is_on_its_way(offer, to.id) or (passing.arrived and has_gone_on):
+            return False
+        return now >= passing.next_at
 
     def _next_hop(self, round: Round, sealer: Peer) -> Peer:
         """The sealer, or a go-between if this learner does not reach it."""

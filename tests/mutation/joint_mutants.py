@@ -112,7 +112,7 @@ JOINT_MUTANTS = (
         "return takes if self.takes_joint(p) else",
     ),
     mutant("joined-twice", GATHER, "        if p in self._joining:\n            return True\n", ""),
-    mutant("joined-again-and-again", GATHER, " and (offer.peer, offer.seq) not in tried", ""),
+    mutant("joined-again-and-again", GATHER, "fits and not self._is_tried(offer)", "fits"),
     mutant(
         "another-zones-offers-are-joined",
         GATHER,

@@ -48,6 +48,26 @@ ZONE_MUTANTS = (
     ),
     mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
     mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),
+    mutant(
+        "offers-on-their-way-begin-anew",
+        RELAYING,
+        "passing.next_at = NEVER\n",
+        "self._wait(now, passing)\n",
+        of("unit/engine/test_sealer"),
+    ),
+    mutant(
+        "joint-offers-on-their-way-go-again",
+        RELAYING,
+        "self.joint.is_on_its_way(offer, to.id) or ",
+        "",
+        of("unit/engine/test_joint_offers"),
+    ),
+    mutant(
+        "merged-offers-go-again",
+        RELAYING,
+        " or (passing.arrived and has_gone_on)",
+        "",
+    ),
     mutant("a-withholder-relays-on", OFFERS, "self._withholding[relay] = now +", "now +"),
     mutant(
         "neighbours-offers-are-kept",

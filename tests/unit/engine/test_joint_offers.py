@@ -28,6 +28,7 @@ from mend_optim.protocol.messages import (
     Sections,
 )
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests import reference
 from tests.support.engines import (
     FOURTH,
@@ -310,14 +311,35 @@ def test_parts_of_a_joint_offer_are_not_passed_on() -> None:
     assert sent(engine) == [(far, PASS_ON, FOURTH.name, ())]
 
 
-def test_what_the_sealer_does_not_keep_is_passed_on_by_itself() -> None:
+def relayed() -> tuple[DrivenEngine, PeerId, Offer]:
+    """A relay that has sent a joint offer to the sealer, and that offer."""
     engine, far = relay()
-    offer_own(engine)
-    offer_near(engine)
-    engine.done(engine.jobs(Join)[0], sections=JOINED)
-    sent(engine)
-    pass_time(engine, 15.0)
+    join, _ = joined(engine)
+    engine.done(join, sections=JOINED)
+    ((to, offer),) = engine.sent(Offer)
+    assert to == far
+    return engine, far, offer
+
+
+def test_what_the_sealer_does_not_keep_is_passed_on_by_itself() -> None:
+    engine, far, offer = relayed()
+    engine.engine.delivered(engine.now, far, offer)
+    pass_time(engine, 2.0)
+    assert sent(engine) == []  # its beats may tell of it soon
+    pass_time(engine, 13.0)
     assert (far, PASS_ON, NEAR.name, ()) in sent(engine)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_in_a_joint_offer_on_its_way_is_not_passed_on_by_itself(fails: bool) -> None:
+    """A slow link would carry it twice."""
+    engine, far, offer = relayed()
+    pass_time(engine, 30.0)
+    assert sent(engine) == []
+    if fails:
+        engine.engine.undelivered(engine.now, far, offer, BROKEN)
+        pass_time(engine, 15.0)
+        assert (far, PASS_ON, NEAR.name, ()) in sent(engine)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, Lineage, Pee
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.refusals import Refused
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -481,20 +482,36 @@ def test_an_offer_that_the_sealer_does_not_keep_is_passed_on_ever_more_rarely_an
     assert told.startswith(f"offer 1 of {THIRD.name}, which is gone, given up: {sealer.name} did")
 
 
-def test_an_offer_that_did_not_arrive_is_passed_on_until_it_does() -> None:
+def passed_on_while(does_fail: bool) -> tuple[DrivenEngine, int]:
+    """An engine that passes an orphaned offer on to a sealer that keeps beating, for 100 s, and how
+    often. The transport says that it fails, or nothing."""
     engine = orphaned()
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer is not None
     engine.engine.linked(engine.now, THIRD, False)
-    engine.sent(Offer)
-    times = []
+    times = 0
     for _ in range(200):
+        for to, offer in engine.sent(Offer):
+            times += 1
+            if does_fail:
+                engine.engine.undelivered(engine.now, to, offer, BROKEN)
         engine.tick(0.5)
         engine.beat(sealer, address="other:1")
-        times += [engine.now for _ in engine.sent(Offer)]
-    assert len(times) > 2 * TRIES
+    return engine, times
+
+
+def test_an_offer_that_did_not_arrive_is_passed_on_until_it_does() -> None:
+    engine, times = passed_on_while(does_fail=True)
+    assert times > 2 * TRIES
     assert THIRD in engine.engine.state.rounds[0].inbox
     assert engine.faults() == []
+
+
+def test_an_offer_that_is_still_on_its_way_is_not_passed_on_again() -> None:
+    """The transport would begin anew with it, and on a slow link never come to its end."""
+    engine, times = passed_on_while(does_fail=False)
+    assert times == 1
+    assert THIRD in engine.engine.state.rounds[0].inbox
 
 
 def test_another_sealer_gets_the_offer_as_often() -> None:

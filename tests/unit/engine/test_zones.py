@@ -170,6 +170,21 @@ def test_a_neighbours_offer_is_passed_on_until_the_sealer_holds_it() -> None:
     assert sends(engine, Offer) == []
 
 
+def test_an_offer_that_the_sealer_may_have_merged_is_not_passed_on_again() -> None:
+    """Its beats tell of the new anchor before the seal is here."""
+    engine, far = relay()
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, far, offer)
+    beyond = grown(engine.lineage)
+    for i in range(80):
+        shown = beyond if i < 40 else engine.lineage
+        engine.tick(0.5)
+        engine.beat(NEAR, zone=HERE)
+        engine.beat(far, shown, address="far:1", zone=THERE)
+        assert i >= 40 or sends(engine, Offer) == []
+    assert sends(engine, Offer) == [(far, PASS_ON)]
+
+
 def test_in_the_sealers_own_zone_nobody_passes_offers_on() -> None:
     engine, far = relay()
     sends(engine, Offer)

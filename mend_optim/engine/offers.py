@@ -111,7 +111,7 @@ class Offers:
         if not self._answers(now, p, caller):
             return
         if fragment.pending:
-            if self._is_elsewhere(now, fragment.pending, p, caller):
+            if self._is_elsewhere(now, fragment, fragment.pending, call):
                 self.send_offer(now, fragment, caller)
         elif self._has_nothing(fragment):
             self._take_part(fragment, call)
@@ -138,10 +138,11 @@ class Offers:
         if call and still_asked and (self.idleness.idle or self._has_nothing(fragment)):
             self._take_part(fragment, call)
 
-    def _is_elsewhere(self, now: float, pending: Pending, p: int, caller: PeerId) -> bool:
+    def _is_elsewhere(self, now: float, fragment: Progress, pending: Pending, call: Call) -> bool:
         """Whether an offer is to be sent because a sealer calls. If it is with a relay for so long
         that the sealer should have it, the relay is named, and the offer goes to the sealer
         itself."""
+        caller, p = call.peer, call.fragment
         if pending.offer is None or pending.sent_to == caller:
             return False
         relay = self._first_hop(now, pending, caller, p)
@@ -149,8 +150,10 @@ class Offers:
             return True
         if relay == self.state.me:
             return False  # it waits here for those of our neighbours
+        # The sealer may have merged it: it calls from an anchor that comes by the relay, too.
+        may_be_merged = call.key > fragment.lineage.key
         waited = now - pending.sent_at
-        if waited < 2 * self.patience(pending):  # it goes two ways, and back
+        if may_be_merged or waited < 2 * self._relayed_s(pending, caller, p):
             return False
         pending.astray()
         self._withholding[relay] = now + self.state.policies.timing.round_timeout_s
@@ -158,6 +161,14 @@ class Offers:
             why = f"{caller.name} lacks it {waited:.1f} s after it was sent"
             self.state.refuse(relay, f"relaying of offer {pending.seq}", why)
         return True
+
+    def _relayed_s(self, pending: Pending, sealer: PeerId, p: int) -> float:
+        """How long an offer and its seal usually take by a relay, in seconds. The way between zones
+        may be slow, and nobody but the relay sees how far it has come there."""
+        state = self.state
+        usual = state.round_latencies.usual(p, sealer, state.totals.step)
+        unknown_s = state.policies.timing.round_timeout_s / 2
+        return max(self.patience(pending), usual * state.step_s if usual else unknown_s)
 
     def _answers(self, now: float, p: int, caller: PeerId) -> bool:
         """Whether to answer this call: always that of the sealer, and of every other peer one in a

@@ -47,7 +47,19 @@ ZONE_MUTANTS = (
         "hop = sealer or first_hop(self.state.roster",
     ),
     mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
-    mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),
+    mutant(
+        "withheld-at-once",
+        OFFERS,
+        "if may_be_merged or waited < 2 * self._relayed_s(pending, caller, p):",
+        "if False:",
+    ),
+    mutant("withheld-although-merged", OFFERS, "if may_be_merged or waited", "if waited"),
+    mutant(
+        "slow-ways-withhold",
+        OFFERS,
+        "max(self.patience(pending), usual * state.step_s if usual else unknown_s)",
+        "self.patience(pending)",
+    ),
     mutant(
         "offers-on-their-way-begin-anew",
         RELAYING,

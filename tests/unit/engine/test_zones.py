@@ -82,14 +82,18 @@ def both_beat(engine: DrivenEngine, far: PeerId, *anchors: Lineage, seq: int = 0
     engine.beat(far, *anchors, address="far:1", zone=THERE, step=2)
 
 
-def withheld(engine: DrivenEngine, far: PeerId) -> Offer:
-    """The sealer calls for ten seconds for an offer that the relay has."""
+def withheld(engine: DrivenEngine, far: PeerId, seconds: float = 70.0) -> Offer:
+    """The sealer calls for so long for an offer that the relay has."""
     offer = delivered(engine, far)
-    for _ in range(20):
-        engine.tick(0.5)
-        both_beat(engine, far, seq=offer.seq)
-        engine.receive(Call(far, 0))
+    called(engine, far, offer, seconds)
     return offer
+
+
+def called(engine: DrivenEngine, far: PeerId, offer: Offer, seconds: float) -> None:
+    for _ in range(int(2 * seconds)):
+        engine.tick(0.5)
+        both_beat(engine, far, engine.lineage, seq=offer.seq)
+        engine.receive(Call(far, 0, engine.lineage.key))
 
 
 def test_it_goes_to_the_sealer_itself_if_the_relay_withholds_it() -> None:
@@ -107,6 +111,43 @@ def test_a_call_that_comes_at_once_does_not_accuse_the_relay() -> None:
     delivered(engine, far)
     engine.tick(0.5)
     engine.receive(Call(far, 0))
+    assert sends(engine, Offer) == []
+    assert engine.faults() == []
+
+
+@pytest.mark.parametrize(("seconds", "is_named"), [(30.0, False), (70.0, True)])
+def test_nobody_knows_how_long_the_first_offer_takes_by_the_relay(
+    seconds: float, is_named: bool
+) -> None:
+    engine, far = member()
+    withheld(engine, far, seconds)
+    assert len(engine.faults()) == is_named
+
+
+@pytest.mark.parametrize(("steps", "named_after"), [(1, 8.0), (10, 22.0), (20, 42.0)])
+def test_a_relay_may_take_as_long_as_it_usually_does(steps: int, named_after: float) -> None:
+    """The way between two zones may be slow."""
+    engine, far = member()
+    engine.engine.state.step_s = 1.0
+    offer = delivered(engine, far)
+    engine.step(steps)
+    merged(engine, far, offer)
+    offer = delivered(engine, far)
+    called(engine, far, offer, named_after - 4.0)
+    assert engine.faults() == []
+    called(engine, far, offer, 8.0)
+    assert len(engine.faults()) == 1
+
+
+def test_a_sealer_that_has_gone_on_may_have_merged_the_offer() -> None:
+    """Its seal comes by the relay. Meanwhile it calls for offers on its new anchor."""
+    engine, far = member()
+    offer = delivered(engine, far)
+    beyond = grown(engine.lineage)
+    for _ in range(140):
+        engine.tick(0.5)
+        both_beat(engine, far, seq=offer.seq)
+        engine.receive(Call(far, 0, beyond.key))
     assert sends(engine, Offer) == []
     assert engine.faults() == []
 

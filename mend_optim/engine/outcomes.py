@@ -194,7 +194,7 @@ class Outcomes:
             state.set_period(seal.period)
             state.record(sealed_record(seal, job.merged_own_offer, offer, share))
             state.adopted_since_rollback += 1
-            self.sealer.advanced(now, seal)
+            self.sealer.advanced(now, seal, state.records[-1])
             state.moved(p)
             self.healing.sealed(fragment, seal, done)
         self.go_on(now, p)

@@ -67,14 +67,14 @@ class AutoPeriod:
         positive = rate is None or (is_number(rate) and rate > 0)
         require(positive, "sync_every.bytes_per_s", rate, "None or a number > 0")
 
-    def next(self, present: int, latencies: Collection[int], nbytes: int, step_s: float) -> int:
+    def next(self, present: int, latencies: Collection[int], nbytes: float, step_s: float) -> int:
         """The period that follows `present`.
 
         Args:
             present: the period now.
             latencies: L of each learner that has measured it.
-            nbytes: what a learner sends and receives in one round of the whole model.
-            step_s: how long an inner step takes, in seconds.
+            nbytes: what the busiest learner sends and receives in one round of the whole model.
+            step_s: how long an inner step of the fastest learner takes, in seconds.
         """
         if not latencies:
             return present

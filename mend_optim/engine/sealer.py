@@ -10,7 +10,9 @@ from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
 from mend_optim.engine.headway import headway
 from mend_optim.engine.healing import tell_refused
 from mend_optim.engine.joint_offers import flaw_of_joint, may_take
+from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.mode import Mode
+from mend_optim.engine.period_choice import PeriodChoice
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.relaying import Relaying
@@ -23,7 +25,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
-from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
+from mend_optim.protocol.messages import Call, Offer, Seal
 
 #: Why an anchor takes no work of one more learner.
 FULL = (
@@ -52,6 +54,7 @@ class Sealer:
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
         self._uninspected: dict[tuple[PeerId, int], Offer] = {}
         self.early = EarlyOffers(state)
+        self.period = PeriodChoice(state, stragglers)
 
     # ── offers come in ────────────────────────────────────────────────────────────────────────────
 
@@ -298,26 +301,9 @@ class Sealer:
             absent=round.absent,
             reason=round.reason,
             payload=done.digest,
-            period=self._next_period(job, done) if job.fragment == 0 else 0,
+            period=self.period.next(job, done) if job.fragment == 0 else 0,
             shares=shares_of(members, entries),
             sections=done.sections,
-        )
-
-    def _next_period(self, job: Merge, done: Done) -> int:
-        """The period of the run after this round; 0 if it is fixed."""
-        state = self.state
-        if state.policies.auto is None:
-            return 0
-        # The sealer's own rounds are quicker than the others': one of few does not speak for them.
-        told = [state.latency.median, *(beat.latency for beat in state.beats())]
-        up = max(nbytes(offer.sections) for offer in job.offers)
-        # Buffers are few beside the parameters.
-        volume = (up + nbytes(done.sections)) * (len(state.fragments) - state.has_buffers)
-        known = [latency for latency in told if latency]
-        if 2 * len(known) <= len(told):
-            return state.schedule.sync_every
-        return state.policies.auto.next(
-            state.schedule.sync_every, known, volume, self.stragglers.step_s()
         )
 
     def _throw_away(self, now: float, fragment: Progress, round: Round, fault: str) -> None:
@@ -328,8 +314,9 @@ class Sealer:
             round.discard()
         self.poll(now, round.fragment)
 
-    def advanced(self, now: float, seal: Seal) -> None:
-        """This learner has the anchor of a seal."""
+    def advanced(self, now: float, seal: Seal, record: RoundRecord) -> None:
+        """This learner has the anchor of a seal, and has recorded it."""
+        self.period.volumes.add(record)
         is_mine = self.state.is_me(seal.sealer)
         self.state.rounds[seal.fragment].advanced(now, seal.members, is_mine)
         if not is_mine:

@@ -8,7 +8,7 @@ makes in time is merged, and work that comes late travels in its next offer."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from mend_optim.engine.lateness import awaited, limit_s
@@ -97,6 +97,13 @@ class Stragglers:
         """The learners' median of an inner step, in seconds."""
         told = [beat.seconds_per_step for beat in self.state.beats() if beat.seconds_per_step]
         return median([self.state.step_s, *told])
+
+    def least_step_s(self, peers: Iterable[PeerId]) -> float:
+        """The time of an inner step of the fastest of these learners, in seconds; 0 if it is not
+        known."""
+        told = {beat.peer: beat.seconds_per_step for beat in self.state.beats()}
+        told[self.state.me] = self.state.step_s
+        return min((told[peer] for peer in peers if told.get(peer)), default=0.0)
 
     def review(self, now: float) -> None:
         """Judge all learners of this model by their last beats, and report new verdicts."""

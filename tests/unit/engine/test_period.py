@@ -20,7 +20,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Lineage
-from mend_optim.protocol.messages import Seal, State, Want
+from mend_optim.protocol.messages import Packet, Seal, State, Want
 from tests import reference
 from tests.support.engines import (
     BASE,
@@ -202,6 +202,30 @@ def test_the_period_stays_until_most_learners_have_told_their_latency() -> None:
     assert sealed_here(automatic(), 40, 0).period == 20
     assert sealed_here(automatic(), 40, 40, 0).period == 20
     assert sealed_here(automatic(), 40, 40, 40).period == 40
+
+
+def test_with_a_limit_on_traffic_the_period_is_that_of_the_fastest_learner() -> None:
+    """The first learner at its boundary begins a round: here this one, ten times before others."""
+    periods = []
+    for own_s in (1.0, 0.1):
+        auto = AutoPeriod(bytes_per_s=100.0, most=10_000)
+        driven = DrivenEngine(sync_every=20, auto=auto)
+        driven.beat()
+        driven.offer(20)
+        driven.engine.state.step_s = own_s
+        driven.receive(
+            replace(
+                offer_of(PEER), sections={"delta": Packet("none", 1250, memoryview(bytes(5000)))}
+            )
+        )
+        driven.done(driven.jobs(Inspect)[0])
+        driven.beat(PEER, latency=1)
+        for _ in range(FEWEST):
+            driven.engine.state.latency.add(1)
+        driven.tick(0.0)
+        driven.done(driven.merge())
+        periods.append(driven.sent(Seal)[0][1].period)
+    assert periods == [50, 500]
 
 
 def test_a_run_with_a_fixed_period_tells_none() -> None:

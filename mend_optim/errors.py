@@ -99,6 +99,16 @@ def take_plain_numbers(record: Any) -> None:
         object.__setattr__(record, field.name, plain_number(getattr(record, field.name)))
 
 
+def items_of(value: Any) -> list[Any] | None:
+    """The items of an iterable; None if `value` is none. An array or a tensor without dimensions
+    has the type of an iterable and is none."""
+    try:
+        items = iter(value)
+    except TypeError:
+        return None
+    return list(items)
+
+
 def require(holds: bool, argument: str, value: object, bound: str, remedy: str = "") -> None:
     """Raise `UsageError("argument must be bound, got value; remedy")` unless `holds`."""
     if not holds:

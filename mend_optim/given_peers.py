@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import distributed
 
 from mend_optim.environment import stand_in
-from mend_optim.errors import require
+from mend_optim.errors import items_of, require
 from mend_optim.runtime.peer_file import PeerFile
 from mend_optim.runtime.rendezvous import ENV, Rendezvous, World, read_world
 from mend_optim.transport.address import parse_dialable
@@ -76,8 +76,8 @@ def read_peers(peers: Sequence[str] | None) -> GivenPeers:
     """
     peers = () if peers is None else peers
     bound = "None or addresses 'host:port' of other learners"
-    require(isinstance(peers, Iterable), "peers", peers, bound)
-    told, source = _separated(peers) if isinstance(peers, str) else list(peers), "peers"
+    told, source = _separated(peers) if isinstance(peers, str) else items_of(peers), "peers"
+    require(told is not None, "peers", peers, bound)
     if not told:
         variable, source = stand_in("peers")
         told = _separated(variable)

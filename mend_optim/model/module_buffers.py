@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mend_optim.errors import UsageError
+from mend_optim.errors import UsageError, items_of
 from mend_optim.model.layout import BufferFragment
 
 #: By its size, a dtype of the same bits as an integer or a bool. Few operations are made for
@@ -26,14 +26,15 @@ SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def read_modules(buffers: Module | Iterable[Module] | None) -> tuple[Module, ...]:
     """The modules of the argument `buffers`. Raises `UsageError`."""
-    modules = [buffers] if isinstance(buffers, Module) else buffers
-    listed = () if modules is None else tuple(modules) if isinstance(modules, Iterable) else (None,)
+    if buffers is None:
+        return ()
+    items = None if isinstance(buffers, Module) else items_of(buffers)
+    listed = (buffers,) if items is None else tuple(items)
     for module in listed:
         if not isinstance(module, Module):
-            given = module if module is not None else buffers
             raise UsageError(
                 "buffers must be None, a torch.nn.Module or several of them, got "
-                f"{type(given).__name__}: pass the model itself"
+                f"{type(module).__name__}: pass the model itself"
             )
     return listed
 

@@ -275,6 +275,12 @@ def test_peers_that_are_none_are_not_given(peers: Any, monkeypatch: pytest.Monke
     assert place.peers.seeds == ("b:1",)
 
 
+@pytest.mark.parametrize("peers", [5, torch.tensor(5)])
+def test_peers_that_cannot_be_listed_are_refused(peers: Any) -> None:
+    with pytest.raises(UsageError, match=r"^peers must be None or addresses 'host:port' .*5"):
+        read(peers=peers)
+
+
 def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEND_NAME", "from-the-environment")
     monkeypatch.setenv("MEND_LISTEN", "127.0.0.1:1")

@@ -95,7 +95,9 @@ def test_empty_buffers_are_each_their_own() -> None:
     assert names(holder(a=torch.empty(0), b=torch.empty(0))) == ["a", "b"]
 
 
-@pytest.mark.parametrize("given_", ["model", 3, [torch.ones(2)], [nn.Linear(1, 1), None]])
+@pytest.mark.parametrize(
+    "given_", ["model", 3, torch.tensor(1.0), [torch.ones(2)], [nn.Linear(1, 1), None]]
+)
 def test_what_is_no_module_is_refused(given_: Any) -> None:
     with pytest.raises(UsageError, match=r"buffers must be None, a torch.nn.Module or several"):
         read_modules(given_)

@@ -432,6 +432,13 @@ CLI_MUTANTS = (
         VERDICT,
     ),
     mutant(
+        "each-learner-has-a-fragment-of-its-own",
+        "cli/ledger/story",
+        "_merged(chains[_furthest(chains)], name)",
+        "max(_merged(tree, name) for tree in chains.values())",
+        VERDICT,
+    ),
+    mutant(
         "each-line-of-any-file-is-a-finding",
         "cli/ledger/verdict",
         "if damage.good and len(damage.lines) <= FEW_LINES:",

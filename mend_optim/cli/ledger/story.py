@@ -52,8 +52,7 @@ class Account:
         processes: how many processes of its name wrote lines.
         rounds: of the trunk that have its offer.
         absences: rounds of the trunk that expected it and went on without it.
-        tokens: its own in the trunk.
-        steps: its own in the trunk.
+        tokens, steps: its own in the trunk of the fragment with most tokens.
         superseded: tokens that were merged on a branch that the run did not go on with.
         dropped: tokens that could not be kept.
         sealed: rounds of the trunk that it sealed.
@@ -109,7 +108,7 @@ class Story:
     @property
     def tokens(self) -> int:
         """In the anchors at the end. All fragments have merged the same work, or soon will."""
-        return max((chains.tip[0] for chains in self.chains.values()), default=0)
+        return self.chains[_furthest(self.chains)].tip[0] if self.chains else 0
 
     @property
     def seconds(self) -> float:
@@ -178,12 +177,17 @@ def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:
     )
 
 
+def _furthest(chains: Mapping[int, Chains]) -> int:
+    """The fragment with most tokens at its end."""
+    return max(chains, key=lambda p: chains[p].tip[0])
+
+
 def _pace_of(lines: Sequence[Line], chains: Mapping[int, Chains], rounds: Sequence[Round]) -> Pace:
     """That of the fragment with most tokens: all fragments merge the same work."""
     if not rounds:
         return Pace()
-    most = max(chains, key=lambda p: chains[p].tip[0])
-    own = [(each.time, each.tokens) for each in rounds if each.fragment == most]
+    furthest = _furthest(chains)
+    own = [(each.time, each.tokens) for each in rounds if each.fragment == furthest]
     return pace_of(own, sorted(line.time for line in lines))
 
 
@@ -202,10 +206,10 @@ def _accounts_of(
         accounts[process.name].dropped += max(dropped for _, dropped in lost.values())
     for each in rounds:
         _count_round(accounts, each)
-    # Every fragment has the same steps, so tokens and steps count once: by the fragment with most.
-    for account, name in [(accounts[name], name) for name in sorted(accounts)]:
-        merged = [_merged(tree, name) for tree in chains.values()]
-        account.tokens, account.steps = max(merged, default=(0, 0))
+    # Every fragment has the same steps, so tokens and steps count once. One fragment tells of all
+    # learners: no other has merged just as much of each, and their shares have to add up.
+    for account, name in [(accounts[name], name) for name in sorted(accounts) if chains]:
+        account.tokens, account.steps = _merged(chains[_furthest(chains)], name)
     for p, tree in chains.items():
         own_lines = (line for line in lines if line.record.fragment == p)
         for name, tokens in uncounted_tokens(tree, own_lines).items():

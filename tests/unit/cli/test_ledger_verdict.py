@@ -116,6 +116,17 @@ def test_what_is_lost_in_each_fragment_is_lost_once() -> None:
     assert (account.dropped, account.superseded) == (75, 9)
 
 
+def test_the_tokens_of_all_learners_add_up_to_those_of_the_run() -> None:
+    """Where a run ends, its fragments have not merged the same work of each learner."""
+    fragments = [Ledgers(NAMES, fragment) for fragment in range(3)]
+    fragments[0].round({"a": 90, "b": 10})
+    fragments[1].round({"a": 60, "b": 50})
+    fragments[2].round({"a": 5, "b": 70, "c": 20})
+    story = story_of([source for each in fragments for source in each.text])
+    assert story.tokens == 110
+    assert [story.accounts[name].tokens for name in NAMES[:3]] == [60, 50, 0]
+
+
 @few
 @given(runs, st.data())
 def test_lines_that_one_ledger_lacks_are_found(rounds: list[dict[str, int]], data: Any) -> None:

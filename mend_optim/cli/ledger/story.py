@@ -56,7 +56,7 @@ class Account:
         superseded: tokens that were merged on a branch that the run did not go on with.
         dropped: tokens that could not be kept.
         sealed: rounds of the trunk that it sealed.
-        sent, received: bytes of offers and seals.
+        sent, received: bytes of offers and seals, as if each went straight to its receiver.
         lags: seconds from a round to this learner's adoption of it.
         pulled: anchors that it took whole.
         uncounted: tokens of its own in the trunk that the account of its last process lacks.

@@ -96,10 +96,13 @@ class Latency:
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=LAST)
+        #: How many there were, of all fragments.
+        self.rounds = 0
 
     def add(self, steps: int) -> None:
         """An anchor that merged the learner's offer is ready, so many steps after the snapshot."""
         self._last.append(steps)
+        self.rounds += 1
 
     @property
     def median(self) -> int:

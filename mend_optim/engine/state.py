@@ -12,7 +12,7 @@ from mend_optim.engine.effects import Attest, Effect, Job, SealResidual, Send, W
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
-from mend_optim.engine.period import Latency, is_steady
+from mend_optim.engine.period import LAST, Latency, is_steady
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
@@ -231,9 +231,10 @@ class EngineState:
         self.latency.add(self.totals.step - began)
         self.round_latencies.add(p, sealer, began, self.totals.step)
         latency, period = self.latency.median, self.schedule.sync_every
-        # Rounds may take less time with the next period.
+        # Rounds may take less time with the next period, or once all have compiled their models.
         changes = self.policies.auto is not None and not is_steady(period, latency)
-        if self._told_late or changes or latency < LATE:
+        begins = self.latency.rounds < LAST * self.schedule.fragments
+        if self._told_late or changes or begins or latency < LATE:
             return
         self._told_late = True
         facts = {"latency": latency, "sync_every": period}

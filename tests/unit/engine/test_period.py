@@ -319,10 +319,22 @@ def test_beats_tell_how_long_rounds_take() -> None:
 @pytest.mark.parametrize(("steps", "late"), [(4, 0), (19, 0), (20, 1), (25, 1)])
 def test_rounds_that_are_too_late_to_gain_much_are_told_of_once(steps: int, late: int) -> None:
     driven = automatic(seals=False)
-    rounds_that_take(driven, steps, 8)
+    rounds_that_take(driven, steps, LAST)
     events = driven.events("late")
     assert len(events) == late
     assert all(event.facts == {"latency": steps, "sync_every": 20} for event in events)
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_late_rounds_are_not_told_of_while_a_run_begins(fragments: int) -> None:
+    """The first rounds of each fragment wait for learners that compile their models."""
+    driven = DrivenEngine(fragments=fragments, sync_every=30)
+    state = driven.engine.state
+    for steps, count in ((30, LAST * fragments - 5), (4, LAST), (30, LAST)):
+        assert driven.events("late") == []
+        for i in range(count):
+            state.measured(i % fragments, state.me, state.totals.step - steps)
+    assert len(driven.events("late")) == 1
 
 
 @pytest.mark.parametrize("now", [1, 100])
@@ -330,7 +342,7 @@ def test_while_the_period_is_not_right_yet_late_rounds_are_not_told_of(now: int)
     """With the right one, rounds may take less time."""
     driven = automatic(seals=False)
     driven.engine.state.set_period(now)
-    rounds_that_take(driven, 25, 8)
+    rounds_that_take(driven, 25, LAST)
     assert driven.events("late") == []
     driven.engine.state.set_period(25)
     rounds_that_take(driven, 25, 8)

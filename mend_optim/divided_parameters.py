@@ -11,7 +11,7 @@ from torch import Tensor
 from mend_optim.errors import UsageError
 from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_shapeless
-from mend_optim.model.saved_order import OTHER_ORDER, is_by_name, told_names
+from mend_optim.model.saved_order import INNER_ALONE, OTHER_ORDER, is_by_name, told_names
 from mend_optim.protocol.handshake import are_positions, name_order, plain_name
 from mend_optim.ranks.copies_check import CopiesCheck
 from mend_optim.ranks.crew import Crew
@@ -134,7 +134,8 @@ class DividedParameters(WrappedParameters):
         bare = [name.removeprefix(WRAPPER) for name in layout.names]
         former = [bare[i] for i in name_order(bare)]
         if other or (told == former and former != bare):
-            raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
+            fault = OTHER_ORDER.format(told[:3], list(layout.names[:3]))
+            raise OtherModelError(fault, INNER_ALONE)
 
     def check(self) -> None:
         """Raise `UsageError` if the inner optimizer's parameters are not those that were laid

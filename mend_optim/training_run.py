@@ -327,9 +327,7 @@ class TrainingRun:
         if self.learner:
             self.learner.require_open()
         self.refuse_misplaced("rollback")
-        loaded = self.model.read(learners_part(state_dict), regroup=False)
-        loaded.require_merged()
-        saved = loaded.saved
+        saved = self.model.read_earlier(learners_part(state_dict))
         learner, handover = self._joined_for("rollback")
         if not handover.roll_back(saved, self.model.check):
             learner.require_open()

@@ -21,10 +21,10 @@ from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless, overlaps_itself
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
-from mend_optim.model.saved_order import OTHER_ORDER, keeps_order, told_names
+from mend_optim.model.saved_order import INNER_ALONE, OTHER_ORDER, keeps_order, told_names
 from mend_optim.protocol.handshake import name_order, plain_name
 from mend_optim.worker.checkpoint import Checkpoint
-from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
+from mend_optim.worker.checkpoint_reader import OtherModelError, StateError, from_state
 
 FROZEN = (
     "parameter {name} must be finite to be merged, got NaN or infinity in one that is frozen; make "
@@ -34,6 +34,8 @@ FROZEN = (
 UNMERGED = (
     "take a later one; or load the weights that you want on every learner, and start them all anew"
 )
+
+EARLIER = "give it the checkpoint of any learner of this model, whole"
 
 
 class Loaded(NamedTuple):
@@ -254,6 +256,17 @@ class WrappedParameters:
         layout = self.layout_if_any()
         return layout is None or belong_to(told, layout, self.mergeable())
 
+    def read_earlier(self, state: object) -> Checkpoint:
+        """Read a checkpoint to go back to. Raises `UsageError` also if it is older than the first
+        merge."""
+        try:
+            loaded = self.read(state, regroup=False)
+        except StateError as error:
+            error.remedy = EARLIER
+            raise
+        loaded.require_merged()
+        return loaded.saved
+
     @in_plain_mode
     def read(self, state: object, regroup: bool) -> Loaded:
         """Read a checkpoint.
@@ -309,7 +322,8 @@ class WrappedParameters:
         if keeps is None:
             keeps = belong_to(saved.weights, layout, self.mergeable())
         if not keeps:
-            raise OtherModelError(OTHER_ORDER.format(told[:3], list(layout.names[:3])))
+            fault = OTHER_ORDER.format(told[:3], list(layout.names[:3]))
+            raise OtherModelError(fault, INNER_ALONE)
 
     def _counts(self, state: object, wrapped: int) -> Iterator[FragmentCount]:
         """The numbers of fragments that a checkpoint may have, if so many groups were wrapped."""

@@ -14,9 +14,9 @@ from mend_optim.protocol.handshake import BY_NAME, PARAMETER, are_positions
 OTHER_ORDER = (
     "state_dict must have the parameters in the order of this optimizer, got {} first, here {}: "
     "give it named_parameters() if the optimizer that saved the checkpoint had them, else "
-    "parameters(), and load the model's weights first; or `del state_dict['mend']` to take the "
-    "inner state alone"
+    "parameters(), and load the model's weights first"
 )
+INNER_ALONE = "or `del state_dict['mend']` to take the inner state alone"
 
 
 def told_names(state: Any) -> list[str]:

@@ -51,7 +51,23 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-class OtherModelError(UsageError):
+class StateError(UsageError):
+    """A state cannot be read. The remedy may be changed by whoever knows what the state is for.
+
+    Args:
+        fault: what is wrong.
+        remedy: what the user can do about it.
+    """
+
+    def __init__(self, fault: str, remedy: str = REMEDY) -> None:
+        super().__init__(fault)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; {self.remedy}"
+
+
+class OtherModelError(StateError):
     """The checkpoint is whole, but of another model."""
 
     #: Whether other parameters are all that differs, and it was saved before the first step. Then
@@ -76,16 +92,13 @@ class _Reader:
     def fault(self, key: str, value: object, bound: str) -> UsageError:
         """The error for a value that is not `bound`."""
         shown = _SHORT.repr(value)[:80]
-        return UsageError(
-            f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}"
-        )
+        place = f"{self._where}[{key!r}]" if key else self._where
+        return StateError(f"{place} must be {bound}, got {shown}")
 
     def take(self, key: str, kind: type[T], optional: bool = False) -> T:
         """The value at `key`; None is allowed if it is `optional`."""
         if key not in self._values:
-            raise UsageError(
-                f"{self._where}[{key!r}] is missing: the checkpoint is damaged; {REMEDY}"
-            )
+            raise StateError(f"{self._where}[{key!r}] is missing: the checkpoint is damaged")
         value = self._values[key]
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
         if wrong and not (optional and value is None):
@@ -181,9 +194,9 @@ def from_state(state: object, layout: Layout | None) -> Checkpoint:
     try:
         return _from_state(state, layout)
     except RecursionError as error:
-        raise UsageError(
+        raise StateError(
             "state_dict['mend'] must be what state_dict() gave, got containers that are nested too "
-            f"deep; {REMEDY}"
+            "deep"
         ) from error
 
 
@@ -234,23 +247,23 @@ def _check_model(read: _Reader, layout: Layout | None, fragments: int) -> None:
         raise OtherModelError(
             f"state_dict must have the groups that were added after wrapping, {here} here, "
             f"got {there}: wrap what was wrapped, add the same groups with add_param_group(), "
-            f"then load; {REMEDY}"
+            "then load"
         )
     here, there = (sum(name.startswith(BUFFER) for name, _ in model) for model in (present, saved))
     if fragments and here != there:
         raise OtherModelError(
             f"state_dict must have {here} buffers, got {there}: pass the same `buffers` as the "
-            f"learner that saved it; {REMEDY}"
+            "learner that saved it"
         )
     different = model_difference(_shapes(present), _shapes(saved))
     if different:
         raise _OtherParametersError(
-            f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
+            f"state_dict must be of the same model, got another one: {different}"
         )
     if layout and fragments and fragments != len(layout.fragments):
         raise OtherModelError(
             f"state_dict must have fragments={len(layout.fragments)}, got {fragments}: "
-            f"pass fragments={fragments} to a new MendOptimizer; {REMEDY}"
+            f"pass fragments={fragments} to a new MendOptimizer"
         )
 
 
@@ -314,8 +327,8 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     if disagrees and not isinstance(fragment, BufferFragment):
         needed.add("disagreement")
     if needed - set(tensors):
-        raise UsageError(
-            f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}"
+        raise StateError(
+            f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged"
         )
     standing = Standing(
         lineage=lineage,

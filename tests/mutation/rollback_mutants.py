@@ -191,6 +191,14 @@ ROLLBACK_MUTANTS = (
         law=8,
     ),
     mutant(
+        "a-way-back-without-the-learners-part",
+        "wrapped_parameters",
+        "            error.remedy = EARLIER\n",
+        "",
+        REFUSALS,
+        law=10,
+    ),
+    mutant(
         "a-checkpoint's-genesis-of-any-name",
         "worker/checkpoint_reader",
         "if not 0 < len(name.encode()) <= NAME_LIMIT or not is_plain(name):",

@@ -35,7 +35,7 @@ from mend_optim.worker.checkpoint import (
     state_digest,
     to_state,
 )
-from mend_optim.worker.checkpoint_reader import from_state
+from mend_optim.worker.checkpoint_reader import StateError, from_state
 from tests.support.checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
 from tests.support.learners import (
     LOOPBACK,
@@ -231,7 +231,7 @@ def undisturbed() -> list[Tensor]:
 
 
 def assert_refused(
-    state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = UsageError
+    state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = StateError
 ) -> None:
     """With that error, and everything is as it was."""
     assert_all_refused([state], pattern, error)
@@ -240,7 +240,7 @@ def assert_refused(
 def assert_all_refused(
     states: Iterable[Any],
     pattern: str = "must|lacks|missing",
-    error: type[Exception] = UsageError,
+    error: type[Exception] = StateError,
 ) -> None:
     """Each of them by one learner, which then trains on as if there had been none."""
     optimizer = loader()

@@ -6,7 +6,7 @@ end. The extra `lightning` installs that library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from typing import Any
@@ -53,7 +53,8 @@ class MendCallback(Callback):
         finished: what `finish()` returned, by learner; empty before the end.
 
     Raises:
-        UsageError: an argument is wrong; in `fit`, there is no `MendOptimizer`.
+        UsageError: an argument is wrong; in `fit`, there is no `MendOptimizer`, or a callback that
+            averages weights comes before this one.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class MendCallback(Callback):
         kinds = [type(each).__name__ for each in trainer.optimizers]
         remedy = "return MendOptimizer(AdamW(…), …) from configure_optimizers()"
         require(bool(self._optimizers), "optimizers", kinds, "one MendOptimizer or more", remedy)
+        if self._finishes:
+            _check_order(trainer.callbacks, self)
         self._uncounted = {id(each): 0 for each in self._optimizers}
         self._logged_at = -1
 
@@ -150,6 +153,17 @@ class MendCallback(Callback):
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """The trainer lets go of the optimizers, and so does this callback."""
         self._optimizers = []
+
+
+def _check_order(callbacks: Sequence[Any], own: MendCallback) -> None:
+    """Raise `UsageError` if one that averages weights comes before ours. At the end, it puts the
+    average into the model, and `finish()` would put the anchor in its place."""
+    names = [type(each).__name__ for each in callbacks]
+    for each, name in zip(callbacks[: callbacks.index(own)], names, strict=False):
+        # The older versions have none.
+        averages = any(base.__name__ == "WeightAveraging" for base in type(each).__mro__)
+        bound = f"with MendCallback before {name}"
+        require(not averages, "callbacks", names, bound, "the average would be lost at the end")
 
 
 def _whole(tokens: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -98,7 +98,27 @@ def rows(session: Session, count: int) -> list[dict[str, Tensor]]:
     return made
 
 
-def fit(session: Session, module: Rows, steps: int, **options: Any) -> Facts:
+class Average(EMAWeightAveraging):
+    """Tells which weights are in place before it puts the average there, and afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(decay=0.5)
+        self.seen: dict[str, Any] = {}
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.seen["ended_on"] = digest(pl_module.net.state_dict().values())
+        super().on_train_end(trainer, pl_module)
+        assert self._average_model is not None
+        self.seen["average"] = digest(self._average_model.module.net.state_dict().values())
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        assert self._average_model is not None
+        average = digest(self._average_model.module.net.state_dict().values())
+        super().on_validation_epoch_start(trainer, pl_module)
+        self.seen["validated"] = digest(pl_module.net.state_dict().values()) == average
+
+
+def fit(session: Session, module: Rows, steps: int, *others: Callback, **options: Any) -> Facts:
     callback = MendCallback()
     keeper = ModelCheckpoint(session.folder, "last", save_top_k=1, every_n_train_steps=steps)
     tokens = Tokens(module.net, "attention_mask")
@@ -106,7 +126,7 @@ def fit(session: Session, module: Rows, steps: int, **options: Any) -> Facts:
         max_steps=steps,
         accelerator="cpu",
         devices=1,
-        callbacks=[callback, Steps(), keeper],
+        callbacks=[callback, Steps(), *others, keeper],
         logger=CSVLogger(session.folder),
         log_every_n_steps=3,
         val_check_interval=EVERY,
@@ -143,6 +163,12 @@ def manual(session: Session) -> Facts:
     return fit(session, Manual(session), STEPS)
 
 
+def averaged(session: Session) -> Facts:
+    """Another callback averages the learner's own weights."""
+    average = Average()
+    return {**fit(session, Rows(session), STEPS, average), **average.seen}
+
+
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    serve(automatic, manual)
+    serve(automatic, manual, averaged)

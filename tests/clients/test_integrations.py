@@ -90,3 +90,17 @@ def test_the_callback_with_manual_optimization(stage: Stage) -> None:
     check_finished(reports, (STEPS, STEPS))
     for report in reports:
         check_evaluated(report, passes=2 * (STEPS // 4))
+
+
+@needs("lightning")
+def test_the_callback_before_one_that_averages_the_weights(stage: Stage) -> None:
+    """The learners end on one model, which the average of each takes the place of."""
+    reports = stage.play("integrated_lightning", "averaged")
+    for report in reports:
+        assert report["agreed"], report["reason"]
+        assert report["tokens"] == report["expected_tokens"]
+        assert report["resumed"]
+        assert report["validated"]
+        assert report["state"] == report["average"]
+    assert reports[0]["ended_on"] == reports[1]["ended_on"]
+    assert reports[0]["average"] != reports[1]["average"]

@@ -4,6 +4,7 @@ with it are in `clients/test_integrations.py`."""
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from mend_optim import MendOptimizer, UsageError
 
 pytest.importorskip("lightning", reason="pip install '.[lightning]'")
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import Logger
 
 from mend_optim.integrations.lightning import MendCallback
@@ -84,11 +86,11 @@ class Fails(LightningModule):
 BATCHES = DataLoader([{"input_ids": torch.ones(2, 3)} for _ in range(6)], batch_size=None)
 
 
-def trainer_of(callback: MendCallback, folder: Path, **options: Any) -> Trainer:
+def trainer_of(callback: Callback | list[Callback], folder: Path, **options: Any) -> Trainer:
     told = {"logger": False, "max_epochs": 1, **options}
     return Trainer(
         accelerator="cpu",
-        callbacks=[callback],
+        callbacks=callback,
         default_root_dir=folder,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -156,6 +158,20 @@ def test_without_an_optimizer_of_ours_it_refuses(tmp_path: Path) -> None:
     trainer = trainer_of(MendCallback(), tmp_path)
     with pytest.raises(UsageError, match=r"optimizers must be one MendOptimizer or more, got"):
         trainer.fit(Pair(""), BATCHES)
+
+
+def test_it_comes_before_a_callback_that_averages_the_weights(tmp_path: Path) -> None:
+    class Averages(EMAWeightAveraging):
+        """A user's own."""
+
+    words = r"callbacks must be with MendCallback before Averages, got \['Averages', 'MendCallback"
+    for finish in (True, False):
+        callback = MendCallback(finish=finish)
+        with pytest.raises(UsageError, match=words) if finish else nullcontext():
+            trainer_of([Averages(), callback], tmp_path).fit(Pair("a"), BATCHES)
+        right = trainer_of([callback, Averages()], tmp_path)
+        right.fit(Pair("a"), BATCHES)
+        assert bool(callback.finished) is finish
 
 
 @pytest.mark.parametrize("wrong", [{"timeout": -1}, {"timeout": "long"}, {"count": 3}])

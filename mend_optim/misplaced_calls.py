@@ -6,8 +6,19 @@ import torch
 
 from mend_optim.errors import UsageError
 from mend_optim.runtime.learner import Learner
+from mend_optim.runtime.this_thread import this_thread
 
 SWAPPED = "{call}() must not be called inside global_weights(): leave the block first"
+BESIDE = (
+    "{call}() must not be called while another thread is inside global_weights(), which puts the "
+    "merged model in the place of the weights that are trained: evaluate in the training loop, or "
+    "a copy of the model beside it"
+)
+BESIDE_STEP = (
+    "{call}() must not be called while another thread is inside step(), which trains the same "
+    "parameters: call {call}() in the training loop, and let another thread evaluate a copy of the "
+    "model"
+)
 CALLED_BACK = (
     "{call}() must not be called in on_event, which runs on a background thread beside training: "
     "take note there, and call {call}() in the training loop"
@@ -28,30 +39,57 @@ def refuse_called_back(learner: Learner | None, call: str) -> None:
         raise UsageError(CALLED_BACK.format(call=call))
 
 
-def refuse_misplaced(call: str, is_swapped: bool) -> None:
-    """Raise `UsageError` while a CUDA graph is captured, and inside `global_weights()`."""
-    faults = {SWAPPED: is_swapped, CAPTURED: is_capturing()}
+class GlobalWeights:
+    """The context of `global_weights()`, in which the anchor may be in the place of a learner's own
+    weights."""
+
+    def __init__(self) -> None:
+        #: The thread that is inside; 0 if none is.
+        self.thread = 0
+
+    def __enter__(self) -> None:
+        self.thread = this_thread()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread = 0
+
+
+def refuse_misplaced(call: str, inside: GlobalWeights) -> None:
+    """Raise `UsageError` while a CUDA graph is captured, and while a thread is inside."""
+    faults = {
+        SWAPPED: inside.thread == this_thread(),
+        BESIDE: inside.thread not in (0, this_thread()),
+        CAPTURED: is_capturing(),
+    }
     if text := next((text for text, holds in faults.items() if holds), ""):
         raise UsageError(text.format(call=call))
 
 
 class StepAtWork:
-    """A context in which the inner optimizer takes a step, and calls hooks and closures. Of methods
-    that take a step, one may call another."""
+    """A context in which a step is taken, and hooks and closures are called. Of methods that take a
+    step, one may call another."""
 
     def __init__(self) -> None:
         self._depth = 0
+        self._thread = 0
 
     def __enter__(self) -> None:
         self._depth += 1
+        self._thread = this_thread()
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
 
-    def refuse(self, call: str) -> None:
-        """Raise `UsageError` inside the context."""
+    def refuse(self, call: str, learner: Learner | None) -> None:
+        """Raise `UsageError` inside the context, and in `on_event` beside it."""
         if self._depth:
+            refuse_called_back(learner, call)
             raise UsageError(WITHIN_STEP.format(call=call))
+
+    def refuse_beside(self, call: str) -> None:
+        """Raise `UsageError` while another thread is inside the context."""
+        if self._depth and self._thread != this_thread():
+            raise UsageError(BESIDE_STEP.format(call=call))
 
 
 def is_capturing() -> bool:

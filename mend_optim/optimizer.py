@@ -265,7 +265,7 @@ class MendOptimizer(ReportingFace):
                 inside `step()`; then nothing has changed. Without peers, and if it was saved before
                 the first step, the "mend" entry of another model is left out with a warning.
         """
-        self._run.at_work.refuse("load_state_dict")
+        self._run.at_work.refuse("load_state_dict", self._learner)
         inner, mend = parts_of(state_dict)
         loaded = None if mend is None else self._run.read(mend)
         self._run.model.load_inner(inner, *args, **kwargs)

@@ -326,19 +326,19 @@ class RankRun(TrainingRun):
     def swapped(self) -> Iterator[None]:
         """`MendOptimizer.global_weights`."""
         self.refuse_misplaced("global_weights")
-        self._is_swapped = True
-        try:
+        self.at_work.refuse_beside("global_weights")
+        with self._inside:
             if _has_no_anchors(self):
                 yield
                 return
             own = _copies_of(self.model.merged)
-            with self._own.keeping(own):
-                self._together(Call.GLOBAL_WEIGHTS, lambda: _show_anchors(self))
-                self._deeds.replaced = own
-                yield
-        finally:
-            self._is_swapped = False
-            self._deeds.replaced = None
+            try:
+                with self._own.keeping(own):
+                    self._together(Call.GLOBAL_WEIGHTS, lambda: _show_anchors(self))
+                    self._deeds.replaced = own
+                    yield
+            finally:
+                self._deeds.replaced = None
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Raise `UsageError`."""

@@ -20,7 +20,12 @@ from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.given_state import learners_part
 from mend_optim.handover import Handover
-from mend_optim.misplaced_calls import StepAtWork, refuse_called_back, refuse_misplaced
+from mend_optim.misplaced_calls import (
+    GlobalWeights,
+    StepAtWork,
+    refuse_called_back,
+    refuse_misplaced,
+)
 from mend_optim.model.closure import has_closure, only_loss
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
@@ -114,8 +119,7 @@ class TrainingRun:
         self._seconds_in_mend = 0.0
         # When the last step returned; None if this library took time since.
         self._returned_at: float | None = None
-        # Whether the caller is inside `global_weights()`.
-        self._is_swapped = False
+        self._inside = GlobalWeights()
         # This learner's own weights, while the anchor is in their place.
         self._own_weights: list[Tensor] | None = None
         self._uncompiled: Callable[..., Any] | None = None
@@ -149,7 +153,7 @@ class TrainingRun:
         step = partial(only_loss, self.inner) if begun.stale else self.inner.step
         with self.at_work:
             loss = self._count.during(step, *args, **kwargs)
-        self.end_step(begun)
+            self.end_step(begun)
         return loss
 
     def begin_step(self, computes: bool = False) -> Begun:
@@ -345,24 +349,24 @@ class TrainingRun:
     def swapped(self) -> Iterator[None]:
         """`MendOptimizer.global_weights`."""
         self.refuse_misplaced("global_weights")
+        self.at_work.refuse_beside("global_weights")
         handover = self.handover
-        self._is_swapped = True
-        try:
+        with self._inside:
             if handover is None or _has_no_anchors(self):
                 yield
-            else:
-                self._own_weights = [tensor.detach().clone() for tensor in self.model.merged]
+                return
+            self._own_weights = [tensor.detach().clone() for tensor in self.model.merged]
+            try:
                 with handover.swapped(self._own_weights):
                     yield
-        finally:
-            self._is_swapped = False
-            self._own_weights = None
+            finally:
+                self._own_weights = None
 
     def refuse_misplaced(self, call: str) -> None:
         """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
         this learner's own weights, in `on_event`, beside training, and in a CUDA graph."""
         refuse_called_back(self.learner, call)
-        refuse_misplaced(call, self._is_swapped)
+        refuse_misplaced(call, self._inside)
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, as one more fragment. Raises `UsageError` for

@@ -1,5 +1,5 @@
 """Threads of one script that step one optimizer. Torch lets them, so they join once, and each step
-counts."""
+counts. None of them trains while another one evaluates the merged model in the same parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from mend_optim import MendOptimizer
+from mend_optim import MendOptimizer, UsageError
 from mend_optim.handover import Handover
 from mend_optim.settings import Settings
 from mend_optim.training_run import TrainingRun
@@ -109,3 +109,50 @@ def test_two_threads_that_both_take_the_first_step_join_once(
     finally:
         a.close()
         b.close()
+
+
+def test_no_thread_trains_while_another_evaluates_the_global_weights() -> None:
+    enters, leaves = threading.Event(), threading.Event()
+
+    def evaluate() -> None:
+        with a.global_weights():
+            enters.set()
+            assert leaves.wait(PATIENCE_S)
+
+    def refused() -> None:
+        assert enters.wait(PATIENCE_S)
+        with pytest.raises(
+            UsageError, match=r"step\(\) must not be called while another thread is"
+        ):
+            step(a, 1.0)
+        with pytest.raises(UsageError, match=r"global_weights\(\) .* is inside global_weights\(\)"):
+            evaluate()
+        leaves.set()
+
+    with MendOptimizer(descent(8.0), name="a", listen=LOOPBACK, timing=TIMING) as a:
+        step(a, 1.0)
+        together(evaluate, refused)
+        step(a, 1.0)
+        with (
+            a.global_weights(),
+            pytest.raises(UsageError, match=r"inside .*: leave the block first"),
+        ):
+            step(a, 1.0)
+        assert a.status().step == 2
+
+
+def test_no_thread_evaluates_the_global_weights_while_another_takes_a_step() -> None:
+    def evaluate() -> None:
+        with a.global_weights():
+            pass
+
+    def hook(*_: Any) -> None:
+        with pytest.raises(UsageError, match=r"global_weights\(\) .* is inside step\(\), which"):
+            together(evaluate)
+        evaluate()  # as a closure may
+
+    with MendOptimizer(descent(8.0), name="a", listen=LOOPBACK, timing=TIMING) as a:
+        a.register_step_post_hook(hook)
+        step(a, 1.0)
+        together(evaluate)
+        assert a.status().step == 1

@@ -1489,6 +1489,7 @@ MUTANTS = (
     Mutant("exploded-buffers-are-merged", 8, "worker/buffer_anchor", "if 0 < bound < sizes[k]:", "if False:", BUFFERS),
     Mutant("buffers-beyond-the-anchors-are-strays", 8, "worker/buffer_anchor", "max(_rms(known), median(sizes[:k] + sizes[k + 1 :]))", "_rms(known)", BUFFERS),
     Mutant("buffers-beyond-the-others-are-strays", 8, "worker/buffer_anchor", "max(_rms(known), median(sizes[:k] + sizes[k + 1 :]))", "median(sizes[:k] + sizes[k + 1 :])", BUFFERS),
+    Mutant("beside-zeros-all-are-strays", 8, "worker/buffer_anchor", "if 0 < bound < sizes[k]:", "if bound < sizes[k]:", BUFFERS),
     Mutant("a-stray-changes-the-offer", 8, "worker/buffer_anchor", "kept[i] = values[i].clone()", "pass", BUFFERS),
     Mutant("who-rests-makes-others-strays", 8, "worker/buffer_anchor", "for i, offer in enumerate(job.offers) if offer.steps]", "for i, offer in enumerate(job.offers)]", BUFFERS),
     Mutant("buffers-mean-leaves-its-members", 8, "worker/buffer_anchor",

@@ -383,6 +383,14 @@ def test_a_stray_is_far_from_the_anchor_and_from_the_others(
         assert fragment.view(2, kept[i]).equal(fragment.view(2, values[i]))
 
 
+def test_the_first_value_of_a_buffer_that_was_zero_everywhere_is_no_stray() -> None:
+    """Only one learner may use a part of the model."""
+    user, other = Learner("a", 3.0), Learner("b", 0.0)
+    fragment, values = user.fragment, [user.copy(), other.copy()]
+    kept = without_strays(fragment, values, [0, 1], other.copy())
+    assert fragment.view(1, kept[0]).equal(fragment.view(1, values[0]))
+
+
 def test_statistics_like_the_anchors_are_no_strays_beside_those_of_a_newcomer() -> None:
     old, new = Learner("a", 1000.0), Learner("b", 1.0)
     values = [old.copy(), new.copy()]

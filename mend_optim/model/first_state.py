@@ -36,7 +36,7 @@ def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -
     options = {name: v.clone() if isinstance(v, Tensor) else v for name, v in group.items()}
     if "weight_decay" in options:
         options["weight_decay"] = 0.0  # it would be a gradient
-    optimizers = _within(inner)
+    optimizers = within(inner)
     for is_sparse in (False, True):  # SparseAdam takes no dense gradient
         stand_in = parameter.detach().clone()
         with suppress(Exception), _only({**options, "params": [stand_in]}, optimizers):
@@ -52,7 +52,7 @@ def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -
     return made
 
 
-def _within(inner: Any) -> list[Any]:
+def within(inner: Any) -> list[Any]:
     """The optimizer, and those that it is built around. Its step takes theirs."""
     found = [inner]
     for each in found:

@@ -5,6 +5,7 @@ Only the training thread calls this."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,16 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer
 
 from mend_optim.model.copies import own_part
-from mend_optim.model.first_state import count, first_state, is_empty, named_state
+from mend_optim.model.first_state import count, first_state, is_empty, named_state, within
 from mend_optim.model.layout import is_distributed
 from mend_optim.model.moment_state import FragmentState
 
 # For optimizers whose first state cannot be had: words in the names of moments, and the names of
-# places. schedule-free's `z` is one, and some of its optimizers step with a closure only.
+# places. schedule-free's `z` is one, and some of its optimizers step with a closure only. The slow
+# weights of a Lookahead are others, and most make them at their first step back.
 _MOMENT_WORDS = ("avg", "moment", "grad", "variance", "exp_inf", "acc_delta")
 _PLACES = ("z",)
+_PLACE_WORDS = ("slow", "cached_params")
 # What Adagrad's sums begin with. In torch 2.4, it makes its state with itself, and in no step.
 _FIRST_SUM = "initial_accumulator_value"
 # Where a parameter group has counters, sums and maxima, and what they begin with: the updates, as
@@ -38,31 +41,43 @@ def reset_state(fragment_state: FragmentState, moments: Collection[str] = ()) ->
     Moments are 0, and so is the number of their updates: with the old number, Adam would take m = 0
     and v = 0 for averages over as many steps, and its next steps would be up to 25 times too long.
     State that is a place in parameter space becomes the parameter. Tensors keep their memory, which
-    a compiled step may hold.
+    a compiled step may hold. So it is with the state of a base optimizer that the inner one is
+    built around.
 
     Args:
         fragment_state: the fragment; its `steps` are not used.
         moments: the names of its moments, beside those that their names tell.
     """
-    inner = fragment_state.inner
     mine = {id(fragment_state.parameters[i]) for i in fragment_state.fragment.tensors}
-    for group in inner.param_groups:
-        found = [parameter for parameter in group["params"] if id(parameter) in mine]
-        if found:
-            _restart(group, getattr(inner, "defaults", {}))
-            if _AVERAGING in group:
-                _let_averages_begin(inner, [p for p in group["params"] if id(p) not in mine])
-        for parameter in found:
-            state: Any = inner.state.get(parameter)
-            if is_empty(state):
-                continue
-            if isinstance(inner, LBFGS):
-                # Its first step begins with no state, and no other step can make the first one.
-                state.clear()
-                continue
-            fresh = first_state(inner, group, parameter)
-            inner.state[parameter] = _Renewal(parameter, moments, group).renew(state, fresh)
-            count(named_state(inner, parameter), group, 0)
+    optimizers = within(fragment_state.inner)
+    # They may share one list of groups. What is an option of one is no counter of another.
+    defaults = ChainMap(*(getattr(each, "defaults", {}) for each in optimizers))
+    # Where they share their state, it begins as that of the outermost one, which steps the others.
+    for inner in {id(each.state): each for each in reversed(optimizers)}.values():
+        for group in inner.param_groups:
+            found = [parameter for parameter in group["params"] if id(parameter) in mine]
+            if found:
+                _restart(group, defaults)
+                if _AVERAGING in group:
+                    _let_averages_begin(inner, [p for p in group["params"] if id(p) not in mine])
+            for parameter in found:
+                _renew(inner, group, parameter, moments)
+
+
+def _renew(
+    inner: Optimizer, group: dict[str, Any], parameter: Tensor, moments: Collection[str]
+) -> None:
+    """Give one parameter the state of an optimizer that begins with it."""
+    state: Any = inner.state.get(parameter)
+    if is_empty(state):
+        return
+    if isinstance(inner, LBFGS):
+        # Its first step begins with no state, and no other step can make the first one.
+        state.clear()
+        return
+    fresh = first_state(inner, group, parameter)
+    inner.state[parameter] = _Renewal(parameter, moments, group).renew(state, fresh)
+    count(named_state(inner, parameter), group, 0)
 
 
 def _restart(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -139,7 +154,8 @@ class _Renewal:
         there; a place at 0 would draw the weights to 0."""
         is_alike = held.shape == self.parameter.shape
         is_moment = name in self.moments or any(word in name for word in _MOMENT_WORDS)
-        is_ruined = name in _PLACES or not bool(torch.isfinite(own_part(held)).all())
+        is_place = name in _PLACES or any(word in name for word in _PLACE_WORDS)
+        is_ruined = is_place or not bool(torch.isfinite(own_part(held)).all())
         if is_alike and name == "sum" and _FIRST_SUM in self.group:
             first = self.group[_FIRST_SUM]
             held.fill_(complex(first, first) if held.is_complex() else first)

@@ -228,7 +228,8 @@ class Unknown(Optimizer):
                     "step": 0,
                     "ours": torch.ones_like(weight),
                     "grad_avg": torch.ones_like(weight),
-                    "slow": torch.full_like(weight, 2.0),
+                    "place": torch.full_like(weight, 2.0),
+                    "slow_params": torch.full_like(weight, 2.0),
                     "scales": [torch.ones(2), torch.ones_like(weight)],
                 }
             self.state[weight]["step"] += 1
@@ -247,10 +248,58 @@ def test_without_a_first_state_places_stay_and_moments_begin_anew(is_nan: bool) 
     assert not state["ours"].any()
     assert not state["grad_avg"].any()
     # State that is not finite begins at the weights: there, a place does no harm.
-    assert state["slow"].tolist() == [5.0 if is_nan else 2.0] * 4
+    assert state["place"].tolist() == [5.0 if is_nan else 2.0] * 4
+    # Slow weights are a place for sure, and would take the weights back to the accident.
+    assert state["slow_params"].tolist() == [5.0] * 4
     small, large = state["scales"]
     assert small.tolist() == [0.0 if is_nan else 1.0] * 2
     assert large.tolist() == [5.0 if is_nan else 1.0] * 4
+
+
+class Ahead(Optimizer):
+    """As timm's Lookahead: it has the groups of its base optimizer, and adds to the state there,
+    which may be its own, too."""
+
+    def __init__(self, base: Optimizer, shares_state: bool) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+        self.param_groups = base.param_groups
+        if shares_state:
+            self.state = base.state
+        for group in self.param_groups:
+            group["k"] = 6
+        self.defaults["k"] = 5
+        self.taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+        self.taken += 1
+        if self.taken % 6:
+            return
+        for weight in (w for group in self.param_groups for w in group["params"]):
+            slow = self.base.state[weight].setdefault("lookahead_slow_buff", weight.clone())
+            slow.lerp_(weight, 0.5)
+            weight.copy_(slow)
+
+
+@pytest.mark.parametrize("shares_state", [True, False])
+@pytest.mark.parametrize("ruined_by", [1e10, torch.nan])
+def test_the_state_of_a_base_optimizer_begins_anew(ruined_by: float, shares_state: bool) -> None:
+    weights, inner = trained(lambda p: Ahead(AdamW(p, lr=0.01), shares_state), steps=12)
+    ruin(dict(inner.base.state), ruined_by)
+    before = [weight.detach().clone() for weight in weights]
+    reset(weights, inner)
+    for weight in weights:
+        state = inner.base.state[weight]
+        assert state["step"] == 0
+        assert not state["exp_avg"].any()
+        assert not state["exp_avg_sq"].any()
+        assert torch.equal(state["lookahead_slow_buff"], weight)
+    assert inner.param_groups[0]["k"] == 6
+    train(weights, inner, 6, seed=2)
+    for weight, value in zip(weights, before, strict=True):
+        assert (weight - value).abs().max() < 0.06
 
 
 class Unnamed(Optimizer):

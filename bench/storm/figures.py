@@ -49,9 +49,11 @@ def throughput(log: Log) -> Iterator[Figure]:
     """Steps of the survivors: learners without a fault of their own while another has one."""
     spans, ratios = windows(log), []
     for who in log.learners:
-        stormy = pace(log, who, common(log.live[who], spans["storm"]))
+        stormy = common(log.live[who], spans["storm"])
         floor = pace(log, who, common(log.live[who], spans["calm"]))
-        ratios += [stormy / floor] if stormy and floor else []
+        # Enough steps were due: a learner that took none of them counts, too.
+        if floor and floor * length(stormy) >= FEWEST_STEPS:
+            ratios.append(count(log.step_times[who], stormy) / length(stormy) / floor)
     stormy_s, calm_s = length(spans["storm"]), length(spans["calm"])
     notes = f"by learner; {stormy_s:.0f} s of storm, {calm_s:.0f} s of calm"
     yield spread(

@@ -160,6 +160,22 @@ def test_throughput_of_survivors() -> None:
     assert (found.min, found.median, found.max) == pytest.approx(ratios, abs=0.003)
 
 
+def test_a_survivor_that_stands_still_in_the_storm_counts() -> None:
+    still = log(
+        say(0, "run"),
+        *(birth(0, who) for who in "ab"),
+        phase(1, "warm-up"),
+        phase(10, "storm"),
+        *(strike(i, "stop", "b", t, t + 5) for i, t in enumerate((50, 60))),
+        steps("a", 1, 50, 20),
+        steps("a", 70, 100, 20),
+        steps("b", 1, 100, 20),
+        phase(100, "end"),
+    )
+    found = figure(storm_figures(still), "survivors' steps/s, storm over fault-free")
+    assert (found.min, found.met) == (0.0, False)
+
+
 def test_throughput_beside_the_calm_around_it() -> None:
     """A machine that becomes slower gradually does not count."""
     found = figure(storm_figures(storm()), "survivors' steps, trouble")

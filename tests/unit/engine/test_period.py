@@ -38,7 +38,9 @@ from tests.support.engines import (
 )
 
 UNBOUNDED = AutoPeriod()
-LATENCIES = st.lists(st.integers(1, 2000), min_size=1, max_size=8)
+LATENCIES = st.sampled_from([100, 600, 2000]).flatmap(
+    lambda most: st.lists(st.integers(1, most), min_size=1, max_size=8)
+)
 
 
 def following(present: int, *latencies: int, auto: AutoPeriod = UNBOUNDED, **facts: Any) -> int:
@@ -75,9 +77,14 @@ def test_without_measurements_the_period_stays() -> None:
     assert following(77) == 77
 
 
-@given(st.integers(1, 512), LATENCIES)
-def test_the_rule_is_that_of_its_twin(present: int, latencies: list[int]) -> None:
-    assert following(present, *latencies) == reference.next_period(present, latencies, 1, 512)
+@given(st.integers(1, 512), LATENCIES, st.integers(1, 200), st.integers(0, 600))
+def test_the_rule_is_that_of_its_twin(
+    present: int, latencies: list[int], least: int, more: int
+) -> None:
+    auto = AutoPeriod(least=least, most=least + more)
+    present = min(max(present, auto.least), auto.most)
+    found = following(present, *latencies, auto=auto)
+    assert found == reference.next_period(present, latencies, auto.least, auto.most)
 
 
 @given(st.integers(1, 512), LATENCIES, st.integers(1, 40), st.integers(0, 400))

@@ -139,14 +139,17 @@ def test_a_wrong_policy_is_named(make: Any, words: str) -> None:
 
 # Adaptive grace
 
-SECONDS = st.floats(0, 1e4)
+SECONDS = st.integers(1, 9999).map(float) | st.floats(0, 1e4)
+#: Often less than the overlap.
+SOME_SECONDS = st.integers(1, 999).map(float) | st.floats(0, 1e4)
+PARTS = st.sampled_from([0.25, 0.5, 1.0]) | st.floats(0, 1)
 
 
 def known(quorum_s: float, sync_s: float) -> Delays:
     return Delays(quorum_s, sync_s)
 
 
-@given(SECONDS, SECONDS, SECONDS, st.floats(0, 1), SECONDS)
+@given(SECONDS, SOME_SECONDS, SOME_SECONDS, PARTS, SECONDS)
 def test_adaptive_grace_is_a_part_of_what_the_overlap_hides(
     cap: float, quorum_s: float, sync_s: float, fraction: float, overlap_s: float
 ) -> None:

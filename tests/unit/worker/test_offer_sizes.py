@@ -43,9 +43,14 @@ USUAL = [Size(1.0, 4)] * FEWEST
 rms = st.floats(2.0**-20, 2.0**40, width=32)
 steps = st.integers(1, 50)
 sizes = st.builds(Size, rms, steps)
-histories = st.lists(sizes, max_size=KEPT)
+# A history whose sizes are alike, and offers that are a few times as large, or hundreds of times.
+usual = st.builds(Size, st.sampled_from([1.0, 2.0]), steps)
+offered = st.builds(Size, st.sampled_from([1.0, 20.0, 60.0, 500.0]), steps)
+histories = st.lists(usual, min_size=FEWEST, max_size=KEPT) | st.lists(sizes, max_size=KEPT)
 huge = st.builds(Size, st.floats(2.0**40, 2.0**126, width=32) | st.just(math.inf), steps)
-rounds = st.lists(st.one_of(st.none(), sizes, huge), min_size=1, max_size=5)
+rounds = st.lists(offered, min_size=1, max_size=5) | st.lists(
+    st.one_of(st.none(), sizes, huge), min_size=1, max_size=5
+)
 
 
 def history_of(known: Sequence[Size], refusals: int = 0) -> SizeHistory:

@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.addresses import free_addresses
 
 HERE = Path(__file__).parent
-PATIENCE_S = 60.0  # a wait that long has failed, imports included
+PATIENCE_S = 120.0  # a wait that long has failed, imports included
 # A scheduler's warnings that an optimizer is not what it seems: here, they are failures.
 WARNINGS = [
     "Detected call of `lr_scheduler.step()`",

@@ -25,8 +25,6 @@ SCRIPTS = dict(re.findall(r"\*(train_\w+\.py)\*:\n\n```python\n(.*?)^```$", PAGE
 COMMANDS = re.findall(r"^ {4}(mend run .*|\.venv/bin/python .*|tensorboard .*)$", PAGE, re.M)
 PATIENCE_S = 200.0
 
-pytestmark = pytest.mark.timeout(240)  # three imports at a time take a while on a busy machine
-
 
 def inherited() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}

@@ -16,7 +16,6 @@ ABORTED = "terminate called without an active exception"
 
 
 @needs("accelerate")
-@pytest.mark.timeout(200)
 def test_local_sgd_runs(tmp_path: Path) -> None:
     ends = losses(_played(tmp_path))
     assert set(ends) == {"0", "1"}
@@ -38,7 +37,6 @@ def _played(folder: Path, tries: int = 3) -> list[str]:
 
 
 @pytest.mark.skipif(find_spec("torchft") is None, reason="needs pip install '.[bench]'")
-@pytest.mark.timeout(200)
 def test_diloco_runs(tmp_path: Path) -> None:
     """With one replica: its address is that of the host's name, which may lead nowhere here."""
     from torch.distributed import TCPStore

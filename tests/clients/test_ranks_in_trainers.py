@@ -21,7 +21,6 @@ PATIENCE_S = 200.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 #: Of a step on one rank: rows of 8 ids, and rows.
 TOKENS = {"ranked_transformers": 2 * 8, "ranked_lightning": 2, "ranked_accelerate": 2}
-pytestmark = pytest.mark.timeout(300)  # three processes import the library, and train twice
 
 
 def started(script: str, name: str, folder: Path, addresses: list[str]) -> subprocess.Popen[str]:

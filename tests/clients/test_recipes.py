@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.clients.test_clients import needs
 from tests.support.pages import play, stops
 
@@ -14,7 +12,6 @@ STEPS = 400  # of the script
 
 @needs("transformers")
 @needs("accelerate")
-@pytest.mark.timeout(200)
 def test_a_trainer_stops_early_and_ends_on_one_model(tmp_path: Path) -> None:
     a, b = stops(play("recipes.md", "trainer.py", tmp_path))
     assert a[1:] == b[1:]

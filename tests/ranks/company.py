@@ -22,7 +22,7 @@ from torch import Tensor
 from tests.support.addresses import free_addresses
 
 NURSERY = Path(__file__).with_name("nursery.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 Facts = dict[str, Any]
 Weights = dict[str, Tensor]
 

@@ -48,4 +48,4 @@ def run_pair(script: str, folder: Path) -> list[str]:
         )
         for rank in range(2)
     ]
-    return [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [rank.communicate(timeout=200)[0] for rank in ranks]

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.ranks.company import Company, Nursery
 from tests.ranks.overlapped import BLOCKS
 from tests.ranks.scenarios import STEPS, distance
@@ -19,8 +17,6 @@ DUE = ((0, 1), (0, 2), (1, 1), (1, 2))
 #: The round of the copy at the last step. Its anchor may be here by then, or come while the learner
 #: finishes. No weights have it before.
 NOT_DUE = (0, 3)
-
-pytestmark = pytest.mark.timeout(300)  # to compile takes a while on a busy machine
 
 
 def played(nursery: Nursery, folder: Path, ranks: int) -> tuple[Left, Left]:

@@ -15,7 +15,6 @@ from tests.ranks.parallel import TOKENS, Ways
 from tests.ranks.scenarios import STEPS, distance
 from tests.support.depth import DEEP
 
-pytestmark = pytest.mark.timeout(240)
 WHOLE = Ways()
 CONFIGURATIONS = {
     "dp4": Ways(4),

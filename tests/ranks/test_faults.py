@@ -17,7 +17,6 @@ from tests.ranks.parallel import TOKENS
 from tests.ranks.scenarios import ROUNDS
 from tests.support.depth import DEEP
 
-pytestmark = pytest.mark.timeout(240)
 LOST = "MendError: another rank of this learner ended, failed or did not answer"
 #: The groups of learners whose rank is frozen give up after so long.
 FROZEN_S = 4.0

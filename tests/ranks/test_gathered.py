@@ -64,7 +64,7 @@ dist.destroy_process_group()
 
 def told_by(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, str(folder / "store")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 def test_an_evaluation_before_the_first_step_hides_no_later_write(tmp_path: Path) -> None:

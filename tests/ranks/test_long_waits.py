@@ -10,7 +10,6 @@ import pytest
 from tests.ranks.company import Company, Nursery
 from tests.ranks.scenarios import ROUNDS
 
-pytestmark = pytest.mark.timeout(240)
 #: The other ranks give up after a longer silence of the lead.
 TIMEOUT_S = 3.0
 #: So often the lead says that it waits, in a longer time.

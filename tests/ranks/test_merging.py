@@ -13,7 +13,6 @@ from tests.ranks.player import BATCH, EXACT_ROUNDS, HIDDEN, LR, STEPS, hidden_un
 from tests.ranks.pool import Pool
 from tests.support.addresses import free_addresses
 
-pytestmark = pytest.mark.timeout(240)  # to start the pool takes a while on a busy machine
 WAYS = ("copied", "sharded", "tensorwise", "plain", "fused", "staged")
 #: Ways to split plain tensors, and the blocks of which each rank has a part.
 BY_HAND = {"plain": 1, "fused": 3}

@@ -10,8 +10,6 @@ import pytest
 from tests.ranks.company import Company, Nursery
 from tests.ranks.test_merging import assert_copies_are_equal, distance, joined
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def played(nursery: Nursery, folder: Path, ways: tuple[str, str]) -> list[list[dict[str, Any]]]:
     """How each rank of two learners that split a model in these ways has ended."""

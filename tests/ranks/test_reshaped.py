@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.ranks.company import Company, Nursery
@@ -13,7 +12,6 @@ from tests.ranks.parallel import TOKENS, Ways
 from tests.ranks.scenarios import STEPS
 from tests.ranks.test_configurations import joined
 
-pytestmark = pytest.mark.timeout(240)
 #: dp2 tp2, one process, pp4, and a world of another size.
 PARTS = (Ways(2, 2), Ways(), Ways(1, 1, 4), Ways(2))
 

@@ -13,8 +13,6 @@ from tests.ranks.company import Company, Nursery
 from tests.ranks.test_merging import distance
 from tests.ranks.unusual import STEPS
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def played(nursery: Nursery, folder: Path, play: str, **told: Any) -> list[dict[str, Any]]:
     """How the two ranks of a learner, and another learner beside it, have ended."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 100  # imports of client libraries on a busy machine included
+PATIENCE_S = 200  # imports of client libraries on a busy machine included
 
 
 def run_alongside(

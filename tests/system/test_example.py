@@ -76,7 +76,7 @@ def test_ctrl_c_ends_it_with_a_line_and_a_goodbye() -> None:
         assert a.stderr is not None
         assert any(line.startswith("a: first merge: one model of a, b") for line in a.stderr)
         b.send_signal(signal.SIGINT)
-        told, complaints = b.communicate(timeout=60)
+        told, complaints = b.communicate(timeout=200)
         assert any(line.startswith("a: b left") for line in a.stderr)
     finally:
         for process in started:

@@ -28,7 +28,6 @@ from tests.support.addresses import free_addresses
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
 PATIENCE_S = 200.0
-pytestmark = pytest.mark.timeout(300)  # every process imports torch
 SHORT = "--batch 2 --sync-every 8 --progress json"
 
 FAKES = {

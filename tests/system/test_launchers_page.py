@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mend_optim import certs
 from tests.support.addresses import port_of_all_hosts
 
@@ -20,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "launchers.md"
 COMMAND = re.compile(r"^ {4}((?:\w+=\S+ )*torchrun (?:.*\\\n)*.*)$", re.MULTILINE)
 PATIENCE_S = 250.0
-pytestmark = pytest.mark.timeout(300)  # torchrun, and then each process, imports torch
 
 
 def commands() -> list[list[str]]:

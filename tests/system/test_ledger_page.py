@@ -70,7 +70,7 @@ def looked_at(page: str, folder: Path, width: int) -> dict[str, Any]:
         ],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
     )
     seen = re.search(r'<pre id="seen">(.+?)</pre>', done.stdout, re.DOTALL)
     assert seen, done.stderr[-2000:]

@@ -25,7 +25,6 @@ def losses(outputs: list[str]) -> dict[str, str]:
     return dict(end for output in outputs for end in LOSS.findall(output))
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("script", ["learner.py", "without_dht.py"])
 def test_learners_end_on_one_model(tmp_path: Path, script: str) -> None:
     ends = losses(play_command(PAGE, script, tmp_path))
@@ -34,7 +33,6 @@ def test_learners_end_on_one_model(tmp_path: Path, script: str) -> None:
     assert float(ends["learner-0"]) < FIRST / 2
 
 
-@pytest.mark.timeout(200)
 def test_so_do_the_ranks_of_ddp(tmp_path: Path) -> None:
     ends = losses(play_ranks(PAGE, "ddp.py", tmp_path))
     assert set(ends) == {"0", "1"}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch.optim import lr_scheduler
 
@@ -21,7 +20,6 @@ def test_every_script_is_run_by_a_test() -> None:
     assert set(scripts_of(PAGE)) == {"plain.py", "large_batches.py", "trainer.py", "schedules.py"}
 
 
-@pytest.mark.timeout(200)
 def test_the_plain_loop_stops_early_and_ends_on_one_model(tmp_path: Path) -> None:
     a, b = stops(play_command(PAGE, "plain.py", tmp_path))
     assert a[1:] == b[1:]

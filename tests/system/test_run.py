@@ -45,7 +45,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_takes_no_output_and_stops_nobody(tmp_path: Path) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=200,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             check=False,
         )
@@ -163,7 +163,7 @@ def test_a_system_without_waitid_starts_learners_again() -> None:
         [sys.executable, "-c", code, *run],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env=environment,
         check=False,
     )

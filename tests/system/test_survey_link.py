@@ -55,7 +55,7 @@ def learner(end: End) -> Iterator[str]:
 def checked(end: End, *arguments: str) -> dict[str, Any]:
     """The findings of the command at that end."""
     command = inside(end, "-m", "mend_optim", "check", "--json", "--timeout", "60", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     told = json.loads(done.stdout)
     assert done.returncode == (not told["sound"])
     (found,) = told["addresses"]

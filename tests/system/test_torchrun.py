@@ -19,9 +19,6 @@ from tests.system import torchrun_learner
 
 SCRIPT = Path(torchrun_learner.__file__)
 PATIENCE_S = 200.0
-pytestmark = pytest.mark.timeout(
-    300
-)  # each process imports torch, and torchrun does so before them
 Line = dict[str, Any]
 
 

@@ -33,7 +33,7 @@ def checked(*arguments: str) -> tuple[int, str]:
         [sys.executable, "-m", "mend_optim", "check", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=ROOT,
     )
     return done.returncode, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from tests.support.learners import LOCKSTEP, Watch, cluster, drive, wave
 
 LEARNERS, STEPS = 16, 3
 # A busy machine suspects nobody.
-TIMING = Timing(beat_s=3, join_timeout_s=60, round_timeout_s=60, evict_after_s=60)
+TIMING = Timing(beat_s=3, join_timeout_s=120, round_timeout_s=120, evict_after_s=120)
 LIMIT = 1 << 20
 NUMEL = LIMIT // 4 + 1000
 

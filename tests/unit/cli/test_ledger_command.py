@@ -172,7 +172,7 @@ for words in ["--help"], *([name, "--help"] for name in COMMANDS):
         assert ended.code == 0, words
 print("torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
     for name, (said, _) in COMMANDS.items():
         assert re.search(rf"{name} +{said[:20]}", done.stdout)

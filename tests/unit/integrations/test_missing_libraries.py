@@ -21,7 +21,7 @@ print(*sorted(set({libraries!r}) & set(sys.modules)))
 
 def test_a_module_without_its_own_base_class_imports_no_library() -> None:
     code = IMPORTED.format(modules=MODULES, libraries=LIBRARIES)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.returncode) == ("\n", 0), done.stderr
 
 

@@ -153,7 +153,7 @@ raise SystemExit(3)
 def test_the_end_of_the_process_waits_for_an_errand_under_way() -> None:
     """Python would stop the thread inside of torch, which ends the process with SIGABRT."""
     ended = subprocess.run(
-        [sys.executable, "-c", CUT_SHORT], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CUT_SHORT], capture_output=True, text=True, timeout=200, check=False
     )
     assert (ended.returncode, ended.stdout) == (3, "done\n"), ended.stderr
 
@@ -182,5 +182,5 @@ raise SystemExit(4)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
 def test_a_forked_child_waits_for_no_errand_of_its_parent() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", FORKED], timeout=200, check=False)
     assert ended.returncode == 4

@@ -276,7 +276,7 @@ def test_the_pieces_of_64_ranks_are_whole_and_nobody_waits() -> None:
         [sys.executable, str(Path(world_of_64.__file__))],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         env={"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert done.returncode == 0, done.stderr[-2000:]

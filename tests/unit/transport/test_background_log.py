@@ -212,7 +212,7 @@ for number in range(100):
 
 def test_the_end_of_the_process_waits_for_the_lines() -> None:
     end = subprocess.run(
-        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=200, check=True
     )
     assert end.stderr.splitlines() == [f"line {number}" for number in range(100)]
 

@@ -1492,7 +1492,7 @@ def python(*arguments: str) -> list[str]:
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()

@@ -17,7 +17,7 @@ def test_rounds_go_on_without_a_sealer_that_nobody_can_dial() -> None:
     hidden: dict[str, Any] = {
         "advertise": closed,
         "on_event": told,
-        "timing": replace(TIMING, evict_after_s=4.0),
+        "timing": replace(TIMING, beat_s=0.2, evict_after_s=4.0),
     }
     learners = [descent(0.0) for _ in range(3)]
     with cluster(*learners, each=[{}, hidden, {}], **LOCKSTEP) as optimizers:

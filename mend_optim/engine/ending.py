@@ -64,12 +64,14 @@ class Ended(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The learners that this one was ready to end with: their tokens by name, and the digest of the
-    anchors that they all held. They had finished, so the tokens are their last. `lost` are those
-    that have fallen silent since, or train on: they may have ended on other anchors."""
+    """The learners that this one was ready to end with: their tokens by name, the digest of the
+    anchors that they all held, and the end that they would have had. They had finished, so the
+    tokens are their last. `lost` are those that have fallen silent since, or train on: they may
+    have ended on other anchors."""
 
     tokens: dict[str, int]
     anchors: bytes
+    end: Ended
     lost: set[str]
 
 
@@ -106,7 +108,8 @@ class Ending:
         before, state.ready = state.ready, self._agreement() if now >= self._returns_by else b""
         state.roster.closed = bool(state.ready)
         if state.ready:
-            self._told[state.ready] = Told(self._tokens(), state.anchors_digest(), set())
+            told = Told(self._tokens(), state.anchors_digest(), self._outlook(), set())
+            self._told[state.ready] = told
         if self._all_ready():
             self._end(state.ready)
         return state.ready != before
@@ -184,8 +187,21 @@ class Ending:
         return bool(ready) and all(peer.word and peer.word.ready == ready for peer in peers)
 
     def _account(self, ready: bytes) -> Ended:
-        """The account of an end for which all in its digest were ready, so none of them is
-        lost."""
+        """The end for which all in this digest were ready, so none of them is lost."""
+        anchors, end = self.state.anchors_digest(), self._outlook()
+        tokens: dict[str, int] = {}
+        for told in self._told.values():
+            if told.anchors == anchors:
+                known = told.tokens.items()
+                tokens.update({name: count for name, count in known if name not in told.lost})
+                # The goodbye of the last peer may overtake the beat with which it ended. Where
+                # nothing is merged, it has left with other weights.
+                if end.alone and told.end.fresh:
+                    end = told.end
+        return end._replace(tokens=tokens | self._told[ready].tokens)
+
+    def _outlook(self) -> Ended:
+        """The end, if it were now, without an account."""
         state = self.state
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = [f.fragment for f in state.fragments if f.unmerged(state.totals).step]
@@ -193,16 +209,9 @@ class Ending:
         # The last peer may have left just now, and the mode changes with time only.
         alone = state.alone or state.roster.alone
         unshared = tuple(p for p in unmerged if not any(peer.has(p) for peer in peers))
-        anchors = state.anchors_digest()
-        tokens = {}
-        for told in self._told.values():
-            if told.anchors == anchors:
-                known = told.tokens.items()
-                tokens.update({name: count for name, count in known if name not in told.lost})
-        tokens.update(self._told[ready].tokens)
         return Ended(
-            tokens=tokens,
-            digest=anchors.hex(),
+            tokens={},
+            digest=state.anchors_digest().hex(),
             alone=alone,
             keeps_own=alone and bool(unmerged),
             fresh=fresh,

@@ -273,6 +273,55 @@ def test_it_has_ended_although_the_others_have_left_since() -> None:
     assert end.engine.ending.end() != ended
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_learners_that_are_no_quorum_end_apart_whichever_word_comes_first(overtaken: bool) -> None:
+    """The goodbye of a peer takes each of its streams, and the beat before it takes one."""
+    end = Finishing(quorum=3, steps=1)
+    end.hear()
+    if not overtaken:
+        end.hear(ready=end.state.ready, ended=end.state.ready)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert (ended.agreed, ended.alone, ended.keeps_own) == (False, False, False)
+    assert (ended.here, ended.needed) == (2, 3)
+    assert set(ended.tokens) == {ME.name, PEER.name}
+
+
+def test_the_last_one_keeps_work_that_no_quorum_merges_on_anchors_of_a_run() -> None:
+    end = Finishing(quorum=3, steps=1)
+    (fragment,) = end.state.fragments
+    fragment.lineage = grown(BASE)
+    end.hear(fragment.lineage)
+    assert end.state.ready
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)
+
+
+def test_a_learner_is_alone_without_one_that_fell_silent_before_it_ended() -> None:
+    end = Finishing(quorum=3, steps=1)
+    end.hear()
+    assert end.state.ready
+    end.driven.tick(Timing().evict_after_s)
+    ended = end.engine.ending.end()
+    assert ended
+    assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)
+
+
+def test_a_learner_is_alone_without_one_that_trained_on_before_it_left() -> None:
+    end = Finishing(quorum=3, steps=1)
+    end.hear()
+    assert end.state.ready
+    end.hear(finishes=False)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    end.driven.tick(RETURN_BEATS * Timing().beat_s)
+    ended = end.engine.ending.end()
+    assert ended
+    assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)
+
+
 def test_a_peer_that_left_another_anchor_is_in_no_account() -> None:
     end = Finishing()
     end.hear(grown(BASE), ready=b"x" * 16)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import tracemalloc
@@ -365,7 +366,12 @@ def test_random_positions_are_refused_or_are_what_they_say(
 ) -> None:
     count = max(1, int(share * numel))
     nbytes = SPARSE.nbytes((numel,), count) - 4 * count
-    places = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
+    of = data.draw(st.permutations(range(numel)))[:count]
+    right = positions(sorted(of), numel)
+    flips = data.draw(st.sets(st.integers(0, 8 * nbytes - 1), max_size=2)) if nbytes else set()
+    places = functools.reduce(flipped, flips, right)
+    if data.draw(st.booleans()):
+        places = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
     packet = sent(places, [float(i + 1) for i in range(count)], numel)
     try:
         check_packet(packet, [(numel,)])

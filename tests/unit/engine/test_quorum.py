@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mend_optim.engine.quorum import Decision, Delays, Grace, Quorum, decide
@@ -92,6 +92,7 @@ def test_time_and_offers_never_undo_a_decision_to_seal(
         assert decide(now + later, present=present | more, **situation).seal
 
 
+@settings(max_examples=500)  # of which some thirty wait
 @given(seconds, peers, situations)
 def test_asked_again_when_it_says_a_waiting_round_seals(
     now: float, present: set[PeerId], situation: dict[str, Any]

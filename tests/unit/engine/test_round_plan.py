@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mend_optim.engine.pending import NEVER
@@ -258,18 +258,18 @@ def content(round: Round) -> dict[str, Any]:
 
 
 @given(views(), policies)
-def test_planning_changes_nothing_and_is_repeatable(seen: View, settings: Policies) -> None:
+def test_planning_changes_nothing_and_is_repeatable(seen: View, rules: Policies) -> None:
     before = content(seen.round)
-    first = plan(seen, settings)
+    first = plan(seen, rules)
     assert content(seen.round) == before
-    assert plan(seen, settings) == first
+    assert plan(seen, rules) == first
 
 
 @given(views(), policies)
-def test_a_plan_holds_together(seen: View, settings: Policies) -> None:
+def test_a_plan_holds_together(seen: View, rules: Policies) -> None:
     """A round that is sealed has quorum and work, and has been launched; a peer that is called has
     not offered."""
-    found, round = plan(seen, settings), seen.round
+    found, round = plan(seen, rules), seen.round
     if found.launch:
         assert round.phase is Phase.WAITING
         assert found.call is not None
@@ -288,13 +288,14 @@ def test_a_plan_holds_together(seen: View, settings: Policies) -> None:
     assert found.wake_at > seen.now
 
 
+@settings(max_examples=1000)  # of which some forty have to look again
 @given(views(), policies)
 def test_a_sealer_that_looks_again_when_the_plan_says_so_finds_something_to_do(
-    seen: View, settings: Policies
+    seen: View, rules: Policies
 ) -> None:
     """Each look either ends the wait or names a later time, so that a sealer never spins; and
     nothing is missed before."""
-    found = plan(seen, settings)
+    found = plan(seen, rules)
     if found.launch or found.call or found.seal or found.wake_at == NEVER:
         return
     if found.collects:
@@ -306,8 +307,8 @@ def test_a_sealer_that_looks_again_when_the_plan_says_so_finds_something_to_do(
         "known_at": seen.known_at,
         "behind_until": seen.behind_until,
     }
-    between = planned(seen.round, (seen.now + found.wake_at) / 2, settings, **facts)
+    between = planned(seen.round, (seen.now + found.wake_at) / 2, rules, **facts)
     assert not between.seal
     assert not between.launch
-    later = planned(seen.round, found.wake_at, settings, **facts)
+    later = planned(seen.round, found.wake_at, rules, **facts)
     assert later.launch or later.seal or later.wake_at > found.wake_at

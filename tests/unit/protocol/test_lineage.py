@@ -196,7 +196,13 @@ def test_a_peer_is_written_as_name_and_incarnation() -> None:
 # Authors that are forgotten
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), max_size=80))
+@given(
+    st.integers(0, 80).flatmap(
+        lambda n: st.lists(
+            st.tuples(st.sampled_from("ab"), st.integers(1, 30)), min_size=n, max_size=n
+        )
+    )
+)
 def test_an_anchor_remembers_the_newest_processes_of_each_name(
     starts: list[tuple[str, int]],
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mend_optim.transport._pb import peer_pb2 as pb
 from tests.hostile.attacker import Attacker
-from tests.system.processes import Facts, Learner, Supervisor
+from tests.system.processes import PATIENCE_S, Facts, Learner, Supervisor
 
 #: The most that one attack may leave behind in a learner.
 MEMORY_MB = 200
@@ -91,11 +92,19 @@ def refusals(learner: Learner, peer: str, words: str) -> int:
     return sum(times for name, why, times in counted if name == peer and words in why)
 
 
-def await_refusal(learner: Learner, peer: str, words: str, times: int = 1) -> None:
-    """Wait until that is counted so often."""
-    for _ in range(100):
+def await_refusal(
+    learner: Learner,
+    peer: str,
+    words: str,
+    times: int = 1,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until that is counted so often. What is to be done meanwhile is done at each step."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
         if refusals(learner, peer, words) >= times:
             return
+        meanwhile()
         learner.await_steps(1)
     raise AssertionError(f"of {peer}, nothing was refused because {words!r}: {learner.report()}")
 

@@ -218,5 +218,5 @@ def test_m4b_a_seal_of_members_that_signed_nothing_is_refused(certified: Certifi
         certified.insider() as mallory,
         Listener(mallory, seals, directory) as there,
     ):
-        seal_in_the_eyes_of_a(ground, mallory, there)
-        await_refusal(ground.a, SEALER, "seal refused: ", 3)
+        beat = seal_in_the_eyes_of_a(ground, mallory, there)
+        await_refusal(ground.a, SEALER, "seal refused: ", 3, meanwhile=beat)

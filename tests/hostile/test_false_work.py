@@ -4,8 +4,9 @@ of the audit on two real learners."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from mend_optim.protocol.lineage import MOST_AUTHORS, Entry, Key, Lineage, PeerI
 from mend_optim.protocol.messages import Offer, Seal, State
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import to_frames
-from tests.hostile.attacker import Attacker, header
+from tests.hostile.attacker import Attacker, control, header
 from tests.hostile.ground import NUMEL, Ground, await_refusal
 from tests.hostile.listener import Listener
 from tests.hostile.test_attacks import held
@@ -128,17 +129,26 @@ def test_m4_a_false_seal_is_refused_and_its_sealer_named(ground: Ground) -> None
                 yield from to_frames(seal_of(mallory, offer, **facts))
 
         with Listener(mallory, seals) as there:
-            seal_in_the_eyes_of_a(ground, mallory, there)
+            beat = seal_in_the_eyes_of_a(ground, mallory, there)
             for words in false:
-                await_refusal(ground.a, SEALER, words)
+                await_refusal(ground.a, SEALER, words, meanwhile=beat)
 
 
-def seal_in_the_eyes_of_a(ground: Ground, mallory: Attacker, there: Listener) -> None:
+def seal_in_the_eyes_of_a(ground: Ground, mallory: Attacker, there: Listener) -> Callable[[], None]:
+    """Returns what is to be called again and again: "a" gives its offers to nobody that has fallen
+    silent."""
     mallory.hello(address=there.address)
     hears = [pb.Rumor(peer=ground.hello.peer, count=2**40)]  # else it would pass for deaf
     reports = [pb.Report(key=pb.Key())]
     shown = {"genesis": ground.genesis, "reports": reports, "roster": hears}
-    mallory.control(mallory.beat(address=there.address, **shown))
+    counts, stream = count(1), mallory.control()
+
+    def beat() -> None:
+        told = mallory.beat(address=there.address, count=next(counts), **shown)
+        stream.put(control(told))
+
+    beat()
+    return beat
 
 
 def seal_of(mallory: Attacker, offer: pb.Offer, **facts: Any) -> Seal:

@@ -67,6 +67,8 @@ TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=3.0)
 HERE_128 = "sync_every: here 128, there 64; pass the same sync_every to both"
 HERE_64 = "sync_every: here 64, there 128; pass the same sync_every to both"
 HASTY = Timing(beat_s=0.1, round_timeout_s=0.3, evict_after_s=3.0)
+#: "Internal" is what gRPC tells a caller that is still writing when it is refused.
+REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
 #: Silence breaks no link, and no transfer, while a test waits.
 PATIENT = Timing(beat_s=0.1, round_timeout_s=600.0, evict_after_s=600.0)
 
@@ -595,16 +597,13 @@ async def test_a_dead_address_keeps_its_turn_for_a_while(crew):
 async def test_a_peer_with_too_many_streams_open_is_told_to_come_back(crew):
     a, b = await crew.pair()
     link, served = a.transport._links.get(b.id), b.transport._links.get(a.id)
-    want = wire.encode_want(Want(a.id, 0, b""))
-
-    async def pull():
-        with a.transport._open_bulk(link, "Pull") as stream:
-            await stream.write(want)
-            await stream.read()
-
     served.served += 10_000
-    with pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"):
-        await pull()
+    # A write that fails may hide the words of the other end.
+    with (
+        a.transport._open_bulk(link, "Pull") as stream,
+        pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"),
+    ):
+        await stream.accepted()
     served.served -= 10_000
     (refused,) = b.transport.refusals.counted()
     assert refused.peer == "a"
@@ -1305,7 +1304,7 @@ async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise
     async with grpc.aio.insecure_channel(b.address) as channel:
         for method, message in (("PassOn", state_of(a)), ("Exchange", foreign)):
             code = await status_of(channel, method, a.id, *to_frames(message))
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert code in REFUSED
     assert b.messages(Offer) == b.messages(State) == b.of("passed on") == []
 
 
@@ -1358,8 +1357,6 @@ async def status_of(
 @scenario
 async def test_strangers_and_garbage_are_refused_and_survived(crew):
     a, b = await crew.pair()
-    # "Internal" is what gRPC tells a caller that is still writing when it is refused.
-    refused = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
     async with grpc.aio.insecure_channel(b.address) as channel:
         for method in ("Control", "Exchange", "Pull", "Push", "PassOn"):
             for stranger in (None, PeerId("stranger", 1), replace_incarnation(a.id)):
@@ -1376,7 +1373,7 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
                 [b"\x12\xff\xff"],
                 list(to_frames(state_of(a))),
             ):
-                assert await status_of(channel, method, a.id, *frames) in refused
+                assert await status_of(channel, method, a.id, *frames) in REFUSED
         with pytest.raises(grpc.aio.AioRpcError, match="the bytes are not a Hello"):
             await channel.unary_unary(f"/{SERVICE}/Hello")(b"garbage")
         # its stream ends

@@ -30,6 +30,10 @@ except ImportError:
             "this callback needs the package lightning; run pip install 'mend-optim[lightning]'"
         ) from error
 
+#: Callbacks that put an average of the weights into the model at the end. The older versions of the
+#: library lack the first one.
+_AVERAGING = ("WeightAveraging", "StochasticWeightAveraging")
+
 
 class MendCallback(Callback):
     """Lets a `Trainer` train with `MendOptimizer`s.
@@ -159,9 +163,10 @@ def _check_order(callbacks: Sequence[Any], own: MendCallback) -> None:
     """Raise `UsageError` if one that averages weights comes before ours. At the end, it puts the
     average into the model, and `finish()` would put the anchor in its place."""
     names = [type(each).__name__ for each in callbacks]
-    for each, name in zip(callbacks[: callbacks.index(own)], names, strict=False):
-        # The older versions have none.
-        averages = any(base.__name__ == "WeightAveraging" for base in type(each).__mro__)
+    # Where another callback passes the events on, ours is not listed.
+    place = next((i for i, each in enumerate(callbacks) if each is own), 0)
+    for each, name in zip(callbacks[:place], names, strict=False):
+        averages = any(base.__name__ in _AVERAGING for base in type(each).__mro__)
         bound = f"with MendCallback before {name}"
         require(not averages, "callbacks", names, bound, "the average would be lost at the end")
 

@@ -19,7 +19,7 @@ from mend_optim import MendOptimizer, UsageError
 pytest.importorskip("lightning", reason="pip install '.[lightning]'")
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.loggers import Logger
 
 from mend_optim.integrations.lightning import MendCallback
@@ -160,18 +160,42 @@ def test_without_an_optimizer_of_ours_it_refuses(tmp_path: Path) -> None:
         trainer.fit(Pair(""), BATCHES)
 
 
-def test_it_comes_before_a_callback_that_averages_the_weights(tmp_path: Path) -> None:
-    class Averages(EMAWeightAveraging):
-        """A user's own."""
+class Averages(EMAWeightAveraging):
+    """A user's own."""
 
-    words = r"callbacks must be with MendCallback before Averages, got \['Averages', 'MendCallback"
+
+class AveragesLate(StochasticWeightAveraging):
+    """Another user's."""
+
+    def __init__(self) -> None:
+        super().__init__(swa_lrs=0.01)
+
+
+@pytest.mark.parametrize("kind", [Averages, AveragesLate])
+def test_it_comes_before_a_callback_that_averages_the_weights(
+    kind: type[Averages | AveragesLate], tmp_path: Path
+) -> None:
+    words = r"callbacks must be with MendCallback before (\w+), got \['\1', 'MendCallback"
     for finish in (True, False):
         callback = MendCallback(finish=finish)
         with pytest.raises(UsageError, match=words) if finish else nullcontext():
-            trainer_of([Averages(), callback], tmp_path).fit(Pair("a"), BATCHES)
-        right = trainer_of([callback, Averages()], tmp_path)
+            trainer_of([kind(), callback], tmp_path).fit(Pair("a"), BATCHES)
+        right = trainer_of([callback, kind()], tmp_path)
         right.fit(Pair("a"), BATCHES)
         assert bool(callback.finished) is finish
+
+
+def test_another_callback_may_pass_the_events_on(tmp_path: Path) -> None:
+    class PassesOn(Callback):
+        def on_fit_start(self, *of: Any) -> None:
+            callback.on_fit_start(*of)
+
+        def on_train_end(self, *of: Any) -> None:
+            callback.on_train_end(*of)
+
+    callback = MendCallback()
+    trainer_of(PassesOn(), tmp_path).fit(Pair("a"), BATCHES)
+    assert callback.finished["a"]
 
 
 @pytest.mark.parametrize("wrong", [{"timeout": -1}, {"timeout": "long"}, {"count": 3}])

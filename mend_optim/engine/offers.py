@@ -166,7 +166,7 @@ class Offers:
         """How long an offer and its seal usually take by a relay, in seconds. The way between zones
         may be slow, and nobody but the relay sees how far it has come there."""
         state = self.state
-        usual = state.round_latencies.usual(p, sealer, state.totals.step)
+        usual = state.round_latencies.usual(p, sealer)
         unknown_s = state.policies.timing.round_timeout_s / 2
         return max(self.patience(pending), usual * state.step_s if usual else unknown_s)
 

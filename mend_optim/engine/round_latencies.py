@@ -36,10 +36,12 @@ class RoundLatencies:
         if rounds.sealer == sealer:  # else it was on its way when another one became the sealer
             rounds.last.append(max(1, step - max(began, rounds.since)))
 
-    def usual(self, p: int, sealer: PeerId, step: int) -> int:
+    def usual(self, p: int, sealer: PeerId) -> int:
         """Return how many steps the last rounds of this sealer took, a median; 0 before the first
-        one has ended."""
-        return median_high(self._of(p, sealer, step).last or (0,))
+        one has ended, and for a learner that is not the sealer here: any may call for offers."""
+        rounds = self._rounds.get(p)
+        known = rounds.last if rounds and rounds.sealer == sealer else ()
+        return median_high(known or (0,))
 
     def of(self, p: int, sealer: PeerId | None, pending: Pending | None, step: int) -> int:
         """Return how many steps the rounds of the present sealer take: the median of the last ones,

@@ -62,5 +62,7 @@ def test_a_round_that_takes_longer_than_those_before_is_told_before_it_ends() ->
 def test_the_usual_time_leaves_out_an_offer_on_its_way() -> None:
     latencies = known(50, 10, 12)
     assert latencies.of(0, A, offer(60), 100) == 40
-    assert latencies.usual(0, A, 100) == 12
-    assert latencies.usual(1, A, 100) == latencies.usual(0, B, 100) == 0
+    assert latencies.usual(0, A) == 12
+    assert latencies.usual(1, A) == latencies.usual(0, B) == 0
+    # One that is not the sealer has called.
+    assert latencies.usual(0, A) == 12

@@ -196,7 +196,7 @@ class Ending:
                 tokens.update({name: count for name, count in known if name not in told.lost})
                 # The goodbye of the last peer may overtake the beat with which it ended. Where
                 # nothing is merged, it has left with other weights.
-                if end.alone and told.end.fresh:
+                if end.alone and told.end.fresh and told.lost.isdisjoint(told.tokens):
                     end = told.end
         return end._replace(tokens=tokens | self._told[ready].tokens)
 

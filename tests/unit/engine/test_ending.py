@@ -428,6 +428,18 @@ def test_one_that_fell_silent_is_in_the_account_of_an_end_that_it_was_ready_for(
     assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
 
 
+def test_one_that_fell_silent_is_not_there_when_the_last_peer_leaves() -> None:
+    end = among_two(quorum=5, steps=1)
+    for _ in range(4):
+        end.driven.tick(Timing().evict_after_s / 2)
+        end.hear()
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert (ended.agreed, ended.here, ended.needed) == (False, 2, 5)
+    assert set(ended.tokens) == {"me", "peer"}
+
+
 def test_one_that_fell_silent_and_is_back_is_in_the_account() -> None:
     end = among_two()
     end.hear(finishes=False, rumors=(end.rumor(),))

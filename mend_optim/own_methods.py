@@ -32,7 +32,8 @@ def _heeding(function: Callable[..., Any], run: TrainingRun) -> Callable[..., An
         heed = _Heed(run)
         result = heed.call(function, *args, **kwargs)
         if heed.begun is not None:
-            run.end_step(heed.begun)
+            with run.at_work:
+                run.end_step(heed.begun)
         else:
             moved = run.versions() != heed.versions
             run.history.begins_untrained |= heed.was_fresh and moved

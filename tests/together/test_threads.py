@@ -156,3 +156,31 @@ def test_no_thread_evaluates_the_global_weights_while_another_takes_a_step() -> 
         step(a, 1.0)
         together(evaluate)
         assert a.status().step == 1
+
+
+class TwoSteps(SGD):
+    """As SAM: a method of its own takes the step."""
+
+    def second_step(self) -> None:
+        self.step()
+
+
+@pytest.mark.parametrize("method", ["step", "second_step"])
+def test_no_thread_evaluates_the_global_weights_while_another_adds_corrections(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate() -> None:
+        with a.global_weights():
+            pass
+
+    def after_step(*_: Any) -> None:
+        with pytest.raises(UsageError, match=r"global_weights\(\) .* is inside step\(\), which"):
+            together(evaluate)
+        tried.append(method)
+
+    tried: list[str] = []
+    monkeypatch.setattr(Handover, "after_step", after_step)
+    inner = TwoSteps([nn.Parameter(torch.tensor([8.0]))], lr=0.1)
+    with MendOptimizer(inner, name="a", listen=LOOPBACK, timing=TIMING) as a:
+        getattr(a, method)()
+        assert tried == [method]

@@ -149,9 +149,9 @@ class TrainingRun:
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
-        begun = self.begin_step(has_closure(*args, **kwargs))
-        step = partial(only_loss, self.inner) if begun.stale else self.inner.step
         with self.at_work:
+            begun = self.begin_step(has_closure(*args, **kwargs))
+            step = partial(only_loss, self.inner) if begun.stale else self.inner.step
             loss = self._count.during(step, *args, **kwargs)
             self.end_step(begun)
         return loss

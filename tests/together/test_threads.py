@@ -166,21 +166,24 @@ class TwoSteps(SGD):
 
 
 @pytest.mark.parametrize("method", ["step", "second_step"])
-def test_no_thread_evaluates_the_global_weights_while_another_adds_corrections(
+def test_no_thread_evaluates_the_global_weights_while_another_joins_or_adds_corrections(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate() -> None:
-        with a.global_weights():
-            pass
+    begin = Handover.begin
 
-    def after_step(*_: Any) -> None:
+    def refused() -> None:
         with pytest.raises(UsageError, match=r"global_weights\(\) .* is inside step\(\), which"):
-            together(evaluate)
+            together(a.global_weights().__enter__)
         tried.append(method)
 
+    def joins(self: Handover, *saved: Any) -> bool:
+        refused()
+        return begin(self, *saved)
+
     tried: list[str] = []
-    monkeypatch.setattr(Handover, "after_step", after_step)
+    monkeypatch.setattr(Handover, "begin", joins)
+    monkeypatch.setattr(Handover, "after_step", lambda *_: refused())
     inner = TwoSteps([nn.Parameter(torch.tensor([8.0]))], lr=0.1)
     with MendOptimizer(inner, name="a", listen=LOOPBACK, timing=TIMING) as a:
         getattr(a, method)()
-        assert tried == [method]
+        assert tried == [method, method]

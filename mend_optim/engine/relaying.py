@@ -24,7 +24,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.reach import are_apart, is_far_behind
 from mend_optim.membership.zones import are_neighbours
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal
 
 #: Times that one sealer gets an offer that it does not keep.
@@ -40,6 +40,9 @@ class _Passing:
     #: Before this time it is not sent again; `NEVER` while it is on its way.
     next_at: float
     arrived: int = 0
+    #: The anchor that the peer showed when it was first due again. None before, and if this learner
+    #: had it by then.
+    until: Key | None = None
 
 
 class Relaying:
@@ -115,6 +118,7 @@ class Relaying:
         for passing in self._passed(to, message):
             self._wait(now, passing)
             passing.arrived += 1
+            passing.until = None
 
     def failed(self, now: float, to: PeerId, message: Message) -> None:
         """A message did not reach a peer."""
@@ -130,14 +134,20 @@ class Relaying:
     def _is_due(self, now: float, offer: Offer, to: Peer) -> bool:
         """Whether to send an offer that a peer does not hold: not if it is on its way there, or has
         arrived, and may be in the peer's anchor, which this learner has yet to get."""
-        passing, p = self._passing_of(now, offer, to.id), offer.fragment
-        has_gone_on = any(
-            id == to.id and key > self.state.fragments[p].lineage.key
-            for id, key in self.state.shown(p)
-        )
-        if self.joint.is_on_its_way(offer, to.id) or (passing.arrived and has_gone_on):
+        passing = self._passing_of(now, offer, to.id)
+        if now < passing.next_at or self.joint.is_on_its_way(offer, to.id):
             return False
-        return now >= passing.next_at
+        return not passing.arrived or not self._may_be_merged(passing, offer.fragment)
+
+    def _may_be_merged(self, passing: _Passing, p: int) -> bool:
+        """Whether a peer may have merged an offer that has reached it. Where rounds take less time
+        than their seals, the peer is always ahead: the first anchor that it shows without the offer
+        tells."""
+        own, keys = self.state.fragments[p].lineage.key, dict(self.state.shown(p))
+        if keys.get(passing.to, own) <= own:
+            return False
+        passing.until = passing.until or keys[passing.to]
+        return own < passing.until
 
     def _next_hop(self, round: Round, sealer: Peer) -> Peer:
         """The sealer, or a go-between if this learner does not reach it."""

@@ -70,14 +70,26 @@ ZONE_MUTANTS = (
     mutant(
         "joint-offers-on-their-way-go-again",
         RELAYING,
-        "self.joint.is_on_its_way(offer, to.id) or ",
+        " or self.joint.is_on_its_way(offer, to.id)",
         "",
         of("unit/engine/test_joint_offers"),
     ),
     mutant(
         "merged-offers-go-again",
         RELAYING,
-        " or (passing.arrived and has_gone_on)",
+        "return not passing.arrived or not self._may_be_merged(passing, offer.fragment)",
+        "return True",
+    ),
+    mutant(
+        "refused-offers-wait-for-ever",
+        RELAYING,
+        "return own < passing.until",
+        "return True",
+    ),
+    mutant(
+        "an-offer-that-has-arrived-again-may-not-be-merged",
+        RELAYING,
+        "            passing.until = None\n",
         "",
     ),
     mutant("a-withholder-relays-on", OFFERS, "self._withholding[relay] = now +", "now +"),

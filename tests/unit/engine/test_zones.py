@@ -211,19 +211,46 @@ def test_a_neighbours_offer_is_passed_on_until_the_sealer_holds_it() -> None:
     assert sends(engine, Offer) == []
 
 
+def arrived(engine: DrivenEngine, far: PeerId) -> None:
+    """The sealer has the neighbour's offer."""
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, far, offer)
+
+
+def shows(engine: DrivenEngine, far: PeerId, anchor: Lineage) -> None:
+    """For 20 seconds the sealer shows this anchor, and does not hold the offer."""
+    for _ in range(40):
+        engine.tick(0.5)
+        engine.beat(NEAR, zone=HERE)
+        engine.beat(far, anchor, address="far:1", zone=THERE)
+
+
 def test_an_offer_that_the_sealer_may_have_merged_is_not_passed_on_again() -> None:
     """Its beats tell of the new anchor before the seal is here."""
     engine, far = relay()
-    ((_, offer),) = engine.sent(Offer)
-    engine.engine.delivered(engine.now, far, offer)
-    beyond = grown(engine.lineage)
-    for i in range(80):
-        shown = beyond if i < 40 else engine.lineage
-        engine.tick(0.5)
-        engine.beat(NEAR, zone=HERE)
-        engine.beat(far, shown, address="far:1", zone=THERE)
-        assert i >= 40 or sends(engine, Offer) == []
+    arrived(engine, far)
+    shows(engine, far, grown(engine.lineage))
+    assert sends(engine, Offer) == []
+    shows(engine, far, engine.lineage)
     assert sends(engine, Offer) == [(far, PASS_ON)]
+
+
+def test_an_offer_that_the_sealer_has_not_merged_is_passed_on_although_it_is_always_ahead() -> None:
+    """Its seals may be on their way for longer than its rounds take."""
+    engine, far = relay()
+    arrived(engine, far)
+    beyond = grown(engine.lineage)
+    shows(engine, far, beyond)
+    shows(engine, far, grown(beyond))
+    assert sends(engine, Offer) == []
+    engine.receive(seal_of(engine.lineage, sealer=far))
+    engine.done(engine.jobs(Advance)[0])
+    assert engine.lineage == beyond
+    shows(engine, far, grown(beyond))
+    assert sends(engine, Offer) == [(far, PASS_ON)]
+    engine.engine.delivered(engine.now, far, offer_of(NEAR))
+    shows(engine, far, grown(beyond))
+    assert sends(engine, Offer) == []
 
 
 def test_in_the_sealers_own_zone_nobody_passes_offers_on() -> None:

@@ -39,8 +39,9 @@ What becomes of a message that you send
       is the next want for the same fragment that goes to the same peer.
     - The transport stops.
 
-    An offer that is passed on for a learner that is gone is not answered: it ends with the peer's
-    acknowledgement, which the handler doesn't hear of.
+    An offer that is passed on for another learner is not answered: it ends once it is `delivered`.
+    The next one of the same learner and fragment that is passed on to the same peer takes its
+    place.
 
 Memory
     The transport reads a message's sections piece by piece while it sends them. Don't change their

@@ -300,23 +300,18 @@ def test_the_last_one_keeps_work_that_no_quorum_merges_on_anchors_of_a_run() -> 
     assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)
 
 
-def test_a_learner_is_alone_without_one_that_fell_silent_before_it_ended() -> None:
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_learner_is_alone_without_one_that_may_have_merged_more(is_silent: bool) -> None:
+    """A peer that fell silent before the end, or trained on and left."""
     end = Finishing(quorum=3, steps=1)
     end.hear()
     assert end.state.ready
-    end.driven.tick(Timing().evict_after_s)
-    ended = end.engine.ending.end()
-    assert ended
-    assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)
-
-
-def test_a_learner_is_alone_without_one_that_trained_on_before_it_left() -> None:
-    end = Finishing(quorum=3, steps=1)
-    end.hear()
-    assert end.state.ready
-    end.hear(finishes=False)
-    end.engine.receive(end.driven.now, Goodbye(PEER))
-    end.driven.tick(RETURN_BEATS * Timing().beat_s)
+    if is_silent:
+        end.driven.tick(Timing().evict_after_s)
+    else:
+        end.hear(finishes=False)
+        end.engine.receive(end.driven.now, Goodbye(PEER))
+        end.driven.tick(RETURN_BEATS * Timing().beat_s)
     ended = end.engine.ending.end()
     assert ended
     assert (ended.agreed, ended.alone, ended.keeps_own) == (True, True, True)

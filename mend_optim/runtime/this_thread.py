@@ -6,5 +6,5 @@ from threading import get_ident
 
 
 def this_thread() -> int:
-    """The identifier of the calling thread. It is the same at every call as long as that lives."""
+    """The identifier of the calling thread: never 0, and the same until that thread ends."""
     return get_ident()

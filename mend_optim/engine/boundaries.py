@@ -15,6 +15,7 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
+from mend_optim.engine.turns import Turns
 
 Readings = Mapping[str, Snapshot]
 
@@ -22,10 +23,13 @@ Readings = Mapping[str, Snapshot]
 class Boundaries:
     """Called by the training thread, in `step()`, with the mutex held."""
 
-    def __init__(self, state: EngineState, adoption: Adopter, stragglers: Stragglers) -> None:
+    def __init__(
+        self, state: EngineState, adoption: Adopter, stragglers: Stragglers, turns: Turns
+    ) -> None:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
+        self.turns = turns
         #: The totals at the moment when the copies that found anchors were begun.
         self.founded_at = Totals()
 
@@ -55,14 +59,16 @@ class Boundaries:
             case Mode.FOUNDING:
                 return self._all_to_copy()
             case Mode.TRAINING:
-                return [f.fragment for f in state.fragments if self._wants_snapshot(f)]
+                early = self.turns.early()
+                return [f.fragment for f in state.fragments if self._wants_snapshot(f, early)]
             case _:
                 return []
 
-    def _wants_snapshot(self, fragment: Progress) -> bool:
-        state = self.state
-        flush = state.flushes(fragment.fragment)
-        return fragment.wants_snapshot(state.totals, state.schedule, flush)
+    def _wants_snapshot(self, fragment: Progress, early: Collection[int]) -> bool:
+        state, p = self.state, fragment.fragment
+        return fragment.wants_snapshot(
+            state.totals, state.schedule, flush=state.flushes(p), early=p in early
+        )
 
     def wanted_in(self, steps: int) -> int | None:
         """A fragment that is to be copied once so many more steps were taken, if its anchor stands
@@ -185,30 +191,15 @@ class Boundaries:
         yet, or at a boundary while the anchor moves: without an offer at this step, the other
         learners would wait for one in vain."""
         state = self.state
-        overlap = state.schedule.adopt_after
-        if overlap is None or state.alone or state.resting:
+        if not state.schedule.lockstep or state.alone or state.resting:
             return False
-        return any(
-            self._is_overdue(fragment, overlap) or self._is_kept_from_copying(fragment)
-            for fragment in state.fragments
-        )
-
-    def _is_overdue(self, fragment: Progress, overlap: int) -> bool:
-        pending = fragment.pending
-        if pending is None or pending.missed or self.state.totals.step < pending.step + overlap:
-            return False
-        return self._is_shared(fragment)
+        return bool(self.turns.awaited()) or any(map(self._is_kept_from_copying, state.fragments))
 
     def _is_kept_from_copying(self, fragment: Progress) -> bool:
         state = self.state
         is_due = state.schedule.due(state.totals.step, fragment.cycle_start)
         has_work = fragment.pending is None and fragment.unmerged(state.totals).step
         return bool(is_due and has_work) and fragment.is_moving
-
-    def _is_shared(self, fragment: Progress) -> bool:
-        """Whether any peer has the fragment: a group that nobody else has added is merged with
-        nobody."""
-        return any(peer.has(fragment.fragment) for peer in self.state.roster.peers.values())
 
     def waited_out(self) -> None:
         """Under `adopt_after`: the anchor did not come in time. Training goes on, and the anchor is
@@ -268,7 +259,8 @@ class Boundaries:
             return state.adopted_rounds > 0 or state.seeds.expects_nobody
         if state.switch or not state.is_answered:
             return False
-        shared = [f for f in state.fragments if self._is_shared(f) and f.fragment not in without]
+        shared = [f for f in state.fragments if f.fragment not in without]
+        shared = [f for f in shared if self.turns.is_shared(f)]
         if any(state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared):
             return False
         if any(self.adoption.repairs.is_mending(f.fragment) for f in shared):

@@ -66,7 +66,7 @@ class Engine:
         self.offers = Offers(state, self.stragglers, self.idleness, self.adoption.passages)
         self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
         self.answers = Answers(state, self.sealer.relaying.passed_seals)
-        self.boundaries = Boundaries(state, self.adoption, self.stragglers)
+        self.boundaries = Boundaries(state, self.adoption, self.stragglers, self.offers.turns)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)
         self.presence = Presence(state)

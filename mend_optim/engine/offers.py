@@ -14,6 +14,7 @@ from mend_optim.engine.residual_share import NO_SHARE
 from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
+from mend_optim.engine.turns import Turns
 from mend_optim.membership.roster import FANOUT
 from mend_optim.membership.zones import are_neighbours, first_hop
 from mend_optim.protocol.lineage import PeerId
@@ -35,6 +36,7 @@ class Offers:
         self.stragglers = stragglers
         self.idleness = idleness
         self.passages = passages
+        self.turns = Turns(state)
         self.standoffs = Standoffs(state)
         self._detours = Detours(state)
         #: By relay that has not brought an offer to its sealer: until when it gets no other.
@@ -110,6 +112,7 @@ class Offers:
         self.standoffs.called(p, caller)
         if not self._answers(now, p, caller):
             return
+        self.turns.called(call)
         if fragment.pending:
             if self._is_elsewhere(now, fragment, fragment.pending, call):
                 self.send_offer(now, fragment, caller)
@@ -122,7 +125,10 @@ class Offers:
                 fragment.request_offer(caller)
 
     def _has_nothing(self, fragment: Progress) -> bool:
-        return self.state.resting and not self.state.has_unsent_work(fragment)
+        state = self.state
+        if fragment.fragment in self.turns.early():
+            return not fragment.unmerged(state.totals).step
+        return state.resting and not state.has_unsent_work(fragment)
 
     def _take_part(self, fragment: Progress, call: Call) -> None:
         """Answer with nothing: at once, or as soon as we have the caller's anchor."""

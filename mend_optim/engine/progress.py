@@ -129,14 +129,17 @@ class Progress(Accounts):
 
     # ── copies ────────────────────────────────────────────────────────────────────────────────────
 
-    def wants_snapshot(self, totals: Totals, schedule: Schedule, flush: bool = False) -> bool:
+    def wants_snapshot(
+        self, totals: Totals, schedule: Schedule, *, flush: bool = False, early: bool = False
+    ) -> bool:
         """Whether the fragment is due or called, with something to offer, nothing pending, and
-        weights that rest on the current anchor. With `flush`, an unsent residual counts, too."""
+        weights that rest on the current anchor. With `flush`, an unsent residual counts, too.
+        `early`: it is to be offered before its boundary."""
         if self.pending or self.correction_pending or not self.is_still:
             return False
         if not self.unmerged(totals).step:
             return flush and self.residual.unsent
-        return self.offer_requested or schedule.due(totals.step, self.cycle_start)
+        return early or self.offer_requested or schedule.due(totals.step, self.cycle_start)
 
     def hold(self, until: float) -> None:
         """The fragment is copied at the end of a later step, and its anchor stands still until
@@ -315,6 +318,8 @@ class Progress(Accounts):
             self.adopt_at = None  # nothing is trained that could go on until then
 
     def _begin_cycle_after(self, settled: Pending, totals: Totals, schedule: Schedule) -> None:
+        if schedule.lockstep and not (settled.due or settled.missed):
+            return  # it was offered before its boundary, which stays
         self.cycle_start = totals.step if settled.missed else settled.step
         if settled.missed and not schedule.lockstep:
             self.offer_requested = True
@@ -322,10 +327,10 @@ class Progress(Accounts):
         self.adopt_at = None if overlap is None else settled.step + overlap
 
     def _miss_round(self, totals: Totals, schedule: Schedule) -> None:
-        """A round went on without this learner. In lockstep nobody is called, so a learner that is
-        slower than the rounds has to keep its boundary, or it would never reach one. So does a
-        learner whose rounds call nobody: a peer that seals alone, again and again, must not keep
-        the others from offering."""
+        """A round went on without this learner. In lockstep no call brings an offer, so a learner
+        that is slower than the rounds has to keep its boundary, or it would never reach one. So
+        does a learner whose rounds call nobody: a peer that seals alone, again and again, must not
+        keep the others from offering."""
         if self.unmerged(totals).step and not schedule.lockstep and self.misses < MISSES:
             self.cycle_start = totals.step
             self.misses += 1

@@ -3,9 +3,10 @@
 Every fragment has a `cycle_start`, the inner step at which its current cycle began. It is due once
 `step - cycle_start >= sync_every`. When its offer is merged, the next cycle begins at the step of
 the merged snapshot, so the period is exactly H whatever the overlap. When a seal leaves the learner
-out, the next cycle begins at the step of the adoption. In lockstep it does not: no learner is
-called there, so the learner keeps its boundary. The first cycles are staggered by H/P, which
-spreads the fragments' traffic evenly over the period (Streaming DiLoCo, arXiv 2501.18512)."""
+out, the next cycle begins at the step of the adoption. In lockstep it does not: the learner keeps
+its boundary, and so does one that has offered before it (`turns.py`). The first cycles are
+staggered by H/P, which spreads the fragments' traffic evenly over the period (Streaming DiLoCo,
+arXiv 2501.18512)."""
 
 from __future__ import annotations
 

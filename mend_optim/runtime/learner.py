@@ -240,12 +240,13 @@ class Learner:
         return self.guard.wait(holds, timeout_s)
 
     def wait_for_correction(self, timeout_s: float) -> bool:
-        """Under `adopt_after`, wait until `take` has a correction or need not wait for one."""
+        """Under `adopt_after`, wait until `take` has a correction or a copy to make, or need not
+        wait for one."""
         mailbox, boundaries = self.worker.mailbox, self.engine.boundaries
 
         def may_go_on() -> bool:
             has_one = any(not boundaries.holds_back(p) for p in mailbox)
-            return has_one or not boundaries.must_wait()
+            return has_one or bool(boundaries.fragments_to_copy()) or not boundaries.must_wait()
 
         return self.wait(may_go_on, timeout_s)
 

@@ -760,8 +760,7 @@ MUTANTS = (
     Mutant("close-does-not-wait-for-the-callback", 7, "runtime/reporter", "            self._callback.close(", "            (",
            of("unit/runtime/test_callback")),
     Mutant("wait-without-being-asked", 7, "engine/boundaries",
-           "if overlap is None or state.alone", ("overlap = overlap or 0\n"
-"        if state.alone"), TRAINING),
+           "if not state.schedule.lockstep or state.alone", "if state.alone", TRAINING),
     Mutant("step-on-while-an-anchor-replaces-the-weights", 7, "engine/boundaries",
         "return any(fragment.is_moving for fragment in self.state.fragments)", "return False", TRAINING),
     Mutant("step-on-and-still-be-replaced", 7, "engine/boundaries",

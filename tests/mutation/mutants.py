@@ -62,6 +62,7 @@ from tests.mutation import (
     standoff_mutants,
     survey_mutants,
     terminal_mutants,
+    turn_mutants,
     zone_mutants,
 )
 from tests.mutation.mutant_list import Mutant
@@ -101,6 +102,7 @@ MUTANTS = (
     *standoff_mutants.STANDOFF_MUTANTS,
     *signal_mutants.SIGNAL_MUTANTS,
     *terminal_mutants.TERMINAL_MUTANTS,
+    *turn_mutants.TURN_MUTANTS,
     *zone_mutants.ZONE_MUTANTS,
     *joint_mutants.JOINT_MUTANTS,
 )

@@ -179,7 +179,7 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "a-boundary-is-missed-while-the-anchor-moves",
-        " or self._is_kept_from_copying(fragment)\n",
+        " or any(map(self._is_kept_from_copying, state.fragments))\n",
         "\n",
         "engine/boundaries",
         BOUNDARIES,

@@ -255,23 +255,31 @@ class Learner:
         self.step_s = self.cluster.step_s(self.name)
         self.cluster.after(self.step_s, self, self.step)
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether training waits for each anchor at its boundary."""
+        return self.cluster.policies.schedule.adopt_after == 0
+
     def _adopts_late(self) -> bool:
         """Under `adopt_after=0`, as `Handover.before_step`: whether what may replace the weights
         has to be applied before they are trained."""
-        synchronous = self.cluster.policies.schedule.adopt_after == 0
-        return synchronous and (self.engine.boundaries.steps_on() or bool(self.mailbox))
+        return self.is_synchronous and (self.engine.boundaries.steps_on() or bool(self.mailbox))
 
     def hand_over(self) -> None:
         """The part of `step()` after the inner step: apply corrections, then copy the fragments
         that the engine wants."""
         if self.copying or not self.engine.state.fragments:
             return
-        self.waiting = self.engine.boundaries.must_wait() and self.cluster.now < self.waits_until
-        for p in [p for p in self.mailbox if not self.engine.boundaries.holds_back(p)]:
+        boundaries = self.engine.boundaries
+        for p in [p for p in self.mailbox if not boundaries.holds_back(p)]:
             self._apply(p, self.mailbox.pop(p))
-        wanted = self.engine.boundaries.fragments_to_copy()
+        wanted = boundaries.fragments_to_copy()
         if wanted:
             self.copy(wanted)
+        self.waiting = boundaries.must_wait() or (bool(wanted) and self.is_synchronous)
+        if self.waiting and self.cluster.now >= self.waits_until:
+            boundaries.waited_out()
+            self.waiting = False
 
     def copy(self, wanted: list[int]) -> None:
         """Begin to copy these fragments: for an offer, or all of them to found an anchor."""

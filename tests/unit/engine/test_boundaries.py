@@ -15,6 +15,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
+from mend_optim.engine.turns import Turns
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Goodbye
 from tests.support.engines import (
@@ -34,7 +35,7 @@ def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     state = EngineState(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
     state.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), cycle_start=0)]
     state.mode = Mode.TRAINING
-    training = Boundaries(state, Adopter(state), Stragglers(state))
+    training = Boundaries(state, Adopter(state), Stragglers(state), Turns(state))
     for _ in range(2):
         training.stepped(5, 1.0)
     assert training.fragments_to_copy() == [0]

@@ -243,12 +243,9 @@ def test_a_user_sees_who_is_late_and_who_declines_to_seal(
         a, b, c = made
         start(made)
 
-        def missed() -> int:
+        while sum(a.status().roster[1].missed) < 2:  # the first round begins after a beat
             for one in (a, b):
                 _step(one)
-            return sum(a.status().roster[1].missed)
-
-        assert any(missed() >= 2 for _ in range(10_000))
         assert "c alive, late: not in the last " in str(a.status())
         assert a.status().roster[0].missed == (0,)
         declining = _engine(c).beats.declining

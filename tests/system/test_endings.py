@@ -107,6 +107,7 @@ def test_sigterm_says_goodbye_in_the_calls_that_wait(supervisor: Supervisor, cal
         leaver.ask("finish", "finishing")
     else:
         stayer.ask("pause", "paused")
+        leaver.await_steps(20)  # of two offers, the other learner can be in the round of the first
         leaver.ask("pause", "paused")
         leaver.order("synchronize", timeout=600.0)
     leaver.signal(signal.SIGTERM)

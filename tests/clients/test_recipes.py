@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.clients.test_clients import needs
 from tests.support.pages import play, stops
 
-STEPS = 4_000  # of the script: on any machine more than a beat, before which no round begins
+STEPS = 40_000  # of the script: on any machine more than the beats that an early stop takes
 
 
 @needs("transformers")

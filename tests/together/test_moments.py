@@ -8,7 +8,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,6 +24,7 @@ from tests.support.checkpoints import anchors, assert_alike, load, newcomer, pro
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
+    PATIENCE_S,
     TIMING,
     Watch,
     cluster,
@@ -577,8 +577,7 @@ def test_a_newcomer_with_an_optimizer_without_such_moments_joins() -> None:
     with cluster(adamw(fresh()), adamw(fresh()), **STILL) as made:
         train(made, 3, noise)
         settle(made)
-        hasty = replace(TIMING, join_timeout_s=3.0)
-        with closing(newcomer(SGD(fresh(9), lr=LR), "c", *made, timing=hasty, **STILL)) as joiner:
+        with closing(newcomer(SGD(fresh(9), lr=LR), "c", *made, **STILL)) as joiner:
             joiner.join()
             assert not joiner.inner.state
             assert same(parameters(joiner), anchors(made[0]))
@@ -734,7 +733,7 @@ def test_learners_with_different_optimizers_train_together() -> None:
     inners = [AdamW([Parameter(torch.zeros(LARGE))]), SGD([Parameter(torch.zeros(LARGE))], lr=LR)]
     with cluster(*inners, sync_every=1000, moments=EACH_ROUND) as made:
         train(made, 3, noise)
-        assert all(together(*(lambda o=o: o.synchronize(2.0) for o in made)))
+        assert all(together(*(lambda o=o: o.synchronize(PATIENCE_S) for o in made)))
         assert [o.status().fragments[0].tokens for o in made] == [6, 6]
 
 

@@ -7,6 +7,7 @@ its end. The extra `transformers` installs that library.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
@@ -30,6 +31,25 @@ _UNATTACHED = (
     "MendTrainerCallback() must not be given in callbacks=, where trackers come before it; write "
     "MendTrainerCallback.attach(trainer) after you have made the trainer"
 )
+
+
+def _count_only_known_input(trainer: Any) -> None:
+    """Turn the Trainer's count off again if it doesn't find the model's input in the first batch.
+    It would count nothing, and warn of every batch."""
+    draw = trainer.get_batch_samples
+
+    @wraps(draw)
+    def draw_and_look(*args: Any, **kwargs: Any) -> Any:
+        drawn = draw(*args, **kwargs)
+        batches = drawn[0]
+        if batches:
+            trainer.get_batch_samples = draw
+            name = getattr(trainer.model, "main_input_name", "input_ids")
+            if not isinstance(batches[0], Mapping) or name not in batches[0]:
+                trainer.args.include_num_input_tokens_seen = "no"
+        return drawn
+
+    trainer.get_batch_samples = draw_and_look
 
 
 class MendTrainerCallback(TrainerCallback):
@@ -90,6 +110,7 @@ class MendTrainerCallback(TrainerCallback):
         callback._finishes, callback._timeout = finish, timeout
         if trainer.args.include_num_input_tokens_seen == "no":
             trainer.args.include_num_input_tokens_seen = "all"
+            _count_only_known_input(trainer)
         trainer.evaluate = callback._of_global_weights(trainer.evaluate)
         callback._save_on_all_ranks(trainer)
         # The first one to hear of a log can add to it.

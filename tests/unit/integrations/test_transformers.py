@@ -3,6 +3,7 @@ Two learners with it are in `clients/test_integrations.py`."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -79,6 +80,29 @@ def test_a_model_whose_input_is_unknown_counts_tokens_per_step(tmp_path: Path) -
     MendTrainerCallback.attach(trainer)
     trainer.train()
     assert optimizer.status().tokens == 4 * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "warns"),
+    [("inputs", "no", False), ("pixels", "no", False), ("pixels", "all", True)],
+)
+def test_the_trainer_warns_of_an_unknown_input_only_where_the_user_counts_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    counted: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)  # caplog sees it
+    net = Net()
+    net.main_input_name = name
+    trainer = trainer_of(net, wrapped(net), tmp_path, include_num_input_tokens_seen=counted)
+    MendTrainerCallback.attach(trainer)
+    trainer.train()
+    assert any("number of tokens seen" in line for line in caplog.messages) == warns
+    seen = any("num_input_tokens_seen" in line for line in trainer.state.log_history)
+    assert seen == (name == "inputs" or counted == "all")
 
 
 def test_of_several_ranks_the_first_counts_what_the_trainer_counts_of_all(tmp_path: Path) -> None:

@@ -130,8 +130,9 @@ def making_room(listen: str | None) -> Iterator[None]:
             raise
         raise UsageError(
             f"listen must be an address of this machine with a free port, got {listen!r}; the "
-            f"learner {earlier.me.name!r} of this process still listens there: call close() of "
-            "its MendOptimizer, or mend_optim.close_all(), before you make a new one"
+            f"learner {earlier.me.name!r} of this process still listens there: if the new one "
+            "takes its place, call close() of its MendOptimizer, or mend_optim.close_all(), "
+            "before; if both train, pass a listen and peers of its own to each"
         ) from None
 
 

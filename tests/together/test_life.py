@@ -229,8 +229,9 @@ def test_an_earlier_optimizer_that_still_holds_the_port_is_named() -> None:
         MendOptimizer(descent(0.0), name="second", listen=address, **ALONE)
     assert str(error.value) == (
         f"listen must be an address of this machine with a free port, got {address!r}; the learner "
-        "'first' of this process still listens there: call close() of its MendOptimizer, or "
-        "mend_optim.close_all(), before you make a new one"
+        "'first' of this process still listens there: if the new one takes its place, call close() "
+        "of its MendOptimizer, or mend_optim.close_all(), before; if both train, pass a listen and "
+        "peers of its own to each"
     )
     # the first one was not disturbed
     step(first, 1.0)

@@ -17,7 +17,13 @@ STEPS = 300_000  # of plain.py: on any machine more than the beats that an early
 
 
 def test_every_script_is_run_by_a_test() -> None:
-    assert set(scripts_of(PAGE)) == {"plain.py", "large_batches.py", "trainer.py", "schedules.py"}
+    assert set(scripts_of(PAGE)) == {
+        "plain.py",
+        "large_batches.py",
+        "teacher.py",
+        "trainer.py",
+        "schedules.py",
+    }
 
 
 def test_the_plain_loop_stops_early_and_ends_on_one_model(tmp_path: Path) -> None:
@@ -37,6 +43,19 @@ def test_a_step_is_one_however_many_micro_batches_it_has(tmp_path: Path) -> None
     a, b = (output.splitlines()[-1] for output in play(PAGE, "large_batches.py", tmp_path))
     assert re.fullmatch(r"60 steps, 1920 tokens; [0-9a-f]{32}", a)
     assert a == b
+
+
+def test_a_copy_after_join_is_one_of_the_common_model(tmp_path: Path) -> None:
+    ends = []
+    for output in play(PAGE, "teacher.py", tmp_path):
+        (away,) = re.findall(r"^a step away from the teacher: (\S+)$", output, re.MULTILINE)
+        last = r"^([0-9a-f]{32}); the teacher is behind by (\S+)$"
+        ((digest, behind),) = re.findall(last, output, re.MULTILINE)
+        # By AdamW at rate 0.02, on 17 values. First weights of two learners are 0.8 apart.
+        assert float(away) <= 0.02 * 17**0.5 + 0.001
+        assert float(behind) < 1  # it began about 4 from where the model is now
+        ends.append(digest)
+    assert ends[0] == ends[1]
 
 
 def test_schedules_go_on_from_a_position(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.hashing import Hashing
 from mend_optim.worker.joint import check_joint, combined
-from mend_optim.worker.merge import finite
+from mend_optim.worker.merge import FINE, block_norm, blocks, finite
 from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.offer_sizes import (
     Guard,
@@ -47,6 +47,7 @@ from mend_optim.worker.scale import (
     bound,
     kept_scale,
     read_scale,
+    rms_of,
     scale_in,
     scale_packet,
     scale_tensors,
@@ -148,7 +149,9 @@ class FragmentAnchor:
         offers, weights = job.offers, job.weights
         with blamed_on_peer():
             merged = self.payload.merge(offers, weights, scratch, job.flush, headway=job.headway)
-            judged = self.sizes.judge(self.guard, sizes_of(offers, merged.rms))
+            sizes = sizes_of(offers, merged.rms)
+            sizes = self.sizes.without_rounding(sizes, lambda: _rms(self.theta))
+            judged = self.sizes.judge(self.guard, sizes)
             if refused := refused_in(judged):
                 return Done(outsized=refused)
             if any(found.factor < 1 for found in judged):
@@ -401,3 +404,9 @@ class FragmentAnchor:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return self.buffers.take(tensor.numel()).copy_(tensor)
+
+
+def _rms(values: Tensor) -> float:
+    """The root mean square of a flat vector's elements."""
+    numel = values.numel()
+    return rms_of([block_norm(values[block]) for block in blocks(numel, FINE)], numel)

@@ -14,6 +14,10 @@ round's other offers, taken to n steps alike. So a higher learning rate of all l
 accident. Nor is what remains after `PATIENCE` rounds of which nothing was merged: then it is how
 the learners train now. In both cases the history begins anew.
 
+Where nothing trains, as in frozen layers, offers still bring what float32 has rounded, for a while.
+That is no size to compare with: the first true steps would be a million times larger. So an offer
+of rounding errors counts as one of zeros.
+
 The history belongs to the anchor, as the velocity does. The sealer's measurements travel in the
 seal, and all learners keep the same history, whoever seals next."""
 
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -40,6 +44,11 @@ KEPT = 32
 FEWEST = 5
 #: So many rounds in a row may bring nothing but outsized offers.
 PATIENCE = 3
+#: An offer of less than this share of the weights' RMS is one of rounding errors. Those of frozen
+#: layers had 2⁻²⁵ of it. By a true step that is less than this, few weights move at all.
+ROUNDED = 2.0**-22
+#: An offer is compared with the weights if it is less than this share of the usual size.
+FAINT = 2.0**-8
 #: No offer may be larger, guard or not: an anchor stays finite whatever the first offers are.
 HUGEST = 2.0**64
 #: Larger numbers are told as this one: they travel as float32.
@@ -125,6 +134,20 @@ class SizeHistory:
             return None
         ordered = sorted(size.taken_to(steps) for size in self.sizes)
         return ordered[3 * len(ordered) // 4]
+
+    def without_rounding(
+        self, sizes: Sequence[Size | None], weights: Callable[[], float]
+    ) -> list[Size | None]:
+        """The sizes of a round, with those of rounding errors as 0. `weights` measures the RMS of
+        the anchor."""
+        if not any(size and self._is_faint(size) for size in sizes):
+            return list(sizes)
+        least = ROUNDED * weights()
+        return [size and (Size(0.0, size.steps) if size.rms < least else size) for size in sizes]
+
+    def _is_faint(self, size: Size) -> bool:
+        usual = self.usual(size.steps)
+        return usual is None or size.rms < FAINT * usual
 
     def judge(self, guard: Guard | None, sizes: Sequence[Size | None]) -> list[Judged]:
         """Judge the offers of a round. None: an offer that is not judged, as it brings the residual

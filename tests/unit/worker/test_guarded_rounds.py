@@ -103,6 +103,19 @@ class Trio:
         return [list(learner.anchors.fragments[0].sizes.sizes) for learner in self.learners]  # type: ignore[union-attr]
 
 
+def test_layers_may_be_frozen_for_a_while() -> None:
+    """They offer what is rounded, and later what is trained."""
+    trio = Trio()
+    trio.train(rounds=1)
+    for k in range(4):
+        offers = trio.offers([noise(100 + 10 * k + i, 2.0**-26) for i in range(3)])
+        trio.take(trio.learners[0].seal_from(trio.merge(offers)))
+    assert [len(history) for history in trio.histories] == [3, 3, 3]
+    offers = trio.offers([noise(200), noise(201, 2.0**-26), noise(202, 2.0**-26)])
+    done, _ = trio.learners[0].anchors.perform(trio.merge(offers))
+    assert not done.outsized
+
+
 def accident(size: float = 1000.0) -> list[Tensor]:
     return [noise(1), noise(2), noise(3, size)]
 

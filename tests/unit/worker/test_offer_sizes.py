@@ -18,12 +18,14 @@ from mend_optim.engine.effects import Outsize
 from mend_optim.protocol.lineage import Entry, PeerId
 from mend_optim.protocol.messages import SIZES, Packet, Seal
 from mend_optim.worker.offer_sizes import (
+    FAINT,
     FEWEST,
     HUGEST,
     KEPT,
     LEAST_FACTOR,
     MOST_TOLD,
     PATIENCE,
+    ROUNDED,
     Judged,
     Size,
     SizeHistory,
@@ -142,6 +144,31 @@ def test_of_two_accidents_in_a_round_neither_excuses_the_other() -> None:
 def test_an_offer_of_zeros_says_nothing_of_the_others() -> None:
     assert set(refused_in(judge(Size(100.0, 4), Size(0.0, 4)))) == {0}
     assert not refused_in(judge(Size(0.0, 4), Size(1.0, 4)))
+
+
+def test_rounding_errors_say_nothing() -> None:
+    faint, small = Size(0.9 * ROUNDED * 3.0, 4), Size(1.1 * ROUNDED * 3.0, 4)
+    for history in (SizeHistory(), history_of(USUAL)):
+        found = history.without_rounding([faint, None, small], lambda: 3.0)
+        assert found == [Size(0.0, 4), None, small]
+    told = [judged.rms for judged in history.judge(GUARD, found)]
+    assert told == [0.0, 0.0, small.rms]
+
+
+def test_the_weights_are_measured_only_where_an_offer_is_faint() -> None:
+    measured = []
+
+    def weights() -> float:
+        measured.append(1)
+        return 1.0
+
+    history = history_of(USUAL)
+    sizes = [Size(1.01 * FAINT, 4), None, Size(100.0, 4)]
+    assert history.without_rounding(sizes, weights) == sizes
+    assert not measured
+    sizes[0] = Size(0.99 * FAINT, 4)
+    assert history.without_rounding(sizes, weights) == sizes
+    assert measured
 
 
 def test_what_is_refused_again_and_again_is_how_the_learner_trains() -> None:

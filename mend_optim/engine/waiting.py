@@ -116,9 +116,24 @@ class Waiting:
         sources = {wanted.peer for wanted in self.state.wants.values()}
         if self.state.switch:
             sources = {self.state.switch.peer}
+        sources = sources or self._ahead()
         if sources:
             return f"the weights of {_names(sources)}"
         return "the other learners to take the weights to begin with"
+
+    def _ahead(self) -> set[PeerId]:
+        """The peers that have a greater anchor of this learner's model. None is asked for it while
+        its seal may be about to come, for an offer from a checkpoint."""
+        state = self.state
+        return {
+            beat.peer
+            for beat in state.live_beats()
+            if beat.genesis == state.genesis
+            and any(
+                report.key > state.key(fragment)
+                for fragment, report in zip(state.fragments, beat.reports, strict=False)
+            )
+        }
 
 
 def _names(peers: Iterable[PeerId]) -> str:

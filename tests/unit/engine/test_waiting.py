@@ -148,6 +148,18 @@ def test_weights_on_their_way_are_told() -> None:
     assert texts(one, 1.0) == ["waiting for the weights of peer"]
 
 
+def test_so_is_a_greater_anchor_that_nobody_is_asked_for_yet() -> None:
+    """It may come as a seal, or its peer have just failed to hand it over."""
+    one = begun(SEED)
+    one.state.claims.failed(0.0, PEER, waited_s=9.0, beat_s=9.0)
+    one.met(0.1, PEER, SEED, SEED)
+    greater = Lineage(tokens=8, version=1, digest=GENESIS, genesis=GENESIS)
+    beat(one, 0.1, reports=(Report(greater.key),))
+    one.tick(1.0)
+    assert not one.state.wants
+    assert texts(one, 1.0) == ["waiting for the weights of peer"]
+
+
 def test_joining_lifts_the_news_of_a_wait_and_is_no_news_without_one() -> None:
     one = begun(SEED)
     one.unreached(0.1, SEED, Unreached.REFUSED)

@@ -111,6 +111,8 @@ class Handover:
         note_joined()
         if replaced and was_trained:
             self._learner.tell(Event("replaced", GIVEN_UP))
+        elif replaced and not is_known:
+            new_weights.renew_state(self._learner)
         self.run()
         return replaced
 

@@ -57,18 +57,19 @@ class FragmentState:
 
 def has_trained(inner: Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Whether the optimizer has trained any of these parameters, as far as its state tells."""
-    return any(_tells_of_steps(inner.state.get(parameter)) for parameter in parameters)
+    return any(_tells_of_steps(inner.state.get(each), each) for each in parameters)
 
 
-def _tells_of_steps(state: Any) -> bool:
+def _tells_of_steps(state: Any, parameter: Tensor) -> bool:
     """Whether it counts steps and holds what they left. torch makes the state of a new optimizer by
-    a step that changes nothing."""
+    a step that changes nothing. Others copy the weights when they are made."""
     held = dict(state) if isinstance(state, Mapping) else {"": state}
     step = held.pop("step", None)
     if step is not None and not bool((torch.as_tensor(step) > 0).any()):
         return False
     others = list(_tensors_in(held))
-    return any(map(_holds_values, others)) if others else step is not None
+    values = [each for each in others if not _is_copy(each, parameter)]
+    return any(map(_holds_values, values)) if others else step is not None
 
 
 def _tensors_in(state: Any) -> Iterator[Tensor]:
@@ -78,6 +79,15 @@ def _tensors_in(state: Any) -> Iterator[Tensor]:
     elif isinstance(state, Mapping | list | tuple):
         for each in state.values() if isinstance(state, Mapping) else state:
             yield from _tensors_in(each)
+
+
+def _is_copy(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether it is equal to the parameter. Tensors of other classes, dtypes or devices may not be
+    able to tell: they are none."""
+    try:
+        return torch.equal(own_part(tensor), own_part(parameter))
+    except (RuntimeError, TypeError):
+        return False
 
 
 def _holds_values(tensor: Tensor) -> bool:

@@ -1,14 +1,16 @@
-"""Weights that the user has put in the place of a learner's own, in mid-run."""
+"""Weights in the place of a learner's own: others' before its first step, its user's in mid-run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.progress import Motion
 from mend_optim.runtime import clock
+from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction
@@ -17,6 +19,15 @@ TEXT = (
     "the present weights are the start of the next offer: {tokens:,} tokens that were not offered "
     "yet are dropped"
 )
+
+
+def renew_state(learner: Learner) -> None:
+    """Before the first step, let the state of an inner optimizer that has trained nothing begin
+    with the weights that replace its own: it may hold copies of these."""
+    with Uninterrupted(), learner.mutex:
+        mailbox = learner.worker.mailbox
+        for p, correction in mailbox.items():
+            mailbox[p] = replace(correction, resets=correction.resets or correction.replace)
 
 
 def await_copies(learner: Learner, fragments: int) -> bool:

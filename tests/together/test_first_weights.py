@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import MendOptimizer
@@ -46,6 +47,38 @@ def test_all_take_those_that_were_trained(place: int, first: float) -> None:
     watch = Watch()
     with cluster(*inners, each=each_names_the_others(3, watch)) as optimizers:
         assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 3
+    assert not watch.of("replaced")
+
+
+class Anchored(SGD):
+    """Goes half-way back, at every third step, to a copy of the weights that it makes with
+    itself."""
+
+    def __init__(self, parameters: list[Parameter]) -> None:
+        super().__init__(parameters, lr=1.0)
+        self.steps = 0
+        for p in parameters:
+            self.state[p] = {"slow_params": p.detach().clone()}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            for p, state in self.state.items():
+                state["slow_params"].lerp_(p, 0.5)
+                p.copy_(state["slow_params"])
+
+
+def test_copies_of_first_weights_become_copies_of_those_that_replace_them() -> None:
+    """Or the learner would walk half-way back to its own first weights, and offer that."""
+    watch = Watch()
+    pair = [Anchored(weights(first)) for first in (1.0, 50.0)]
+    with cluster(*pair, each=each_names_the_others(2, watch)) as optimizers:
+        assert read(optimizers[0]) == read(optimizers[1])
+        for inner in pair:
+            ((parameter, state),) = inner.state.items()
+            assert torch.equal(state["slow_params"], parameter)
     assert not watch.of("replaced")
 
 

@@ -1210,7 +1210,7 @@ def stepped_once(inner: Optimizer, parameter: nn.Parameter) -> FragmentState:
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
-    parameter = nn.Parameter(torch.ones(3))
+    parameter = nn.Parameter(torch.full((3,), 2.0))
     inner = Keeping([parameter], KEPT[kind])
     state = stepped_once(inner, parameter)
     assert state.has_stepped()
@@ -1229,7 +1229,7 @@ def test_whatever_an_optimizer_keeps_tells_of_earlier_steps(kind: str) -> None:
     ],
 )
 def test_an_optimizers_state_tells_of_earlier_steps(make: Callable[..., Optimizer]) -> None:
-    parameter = nn.Parameter(torch.ones(3))
+    parameter = nn.Parameter(torch.full((3,), 2.0))
     inner = make([parameter])
     assert stepped_once(inner, parameter).has_stepped()
 

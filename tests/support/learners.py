@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 LOOPBACK = "127.0.0.1:0"
 #: With shorter beats, a busy machine makes suspects, and rounds go on without them.
 TIMING = Timing(
-    beat_s=1.0, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
+    beat_s=0.5, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
 )
 #: A round at every step: plain averaging, by tokens.
 LOCKSTEP: dict[str, Any] = {

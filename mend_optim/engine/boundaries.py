@@ -44,6 +44,9 @@ class Boundaries:
         """
         if seconds is not None:
             self.stragglers.stepped(seconds, tokens)
+        if self.state.resting and self.state.schedule.lockstep:
+            for fragment in self.state.fragments:
+                fragment.withdraw_request()
         self.state.resting = False
         self.state.totals.step += 1
         self.state.totals.tokens += tokens

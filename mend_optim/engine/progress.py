@@ -157,6 +157,12 @@ class Progress(Accounts):
         self.offer_requested = True
         self.requested_by = by or self.requested_by
 
+    def withdraw_request(self) -> None:
+        """In lockstep, the rest is over in which all work was to be offered: that of later steps
+        waits for its boundary."""
+        if self.offer_requested:
+            self.offer_requested, self.requested_by = False, None
+
     def snapshot(self, totals: Totals, due: bool, flush: bool = False) -> Pending:
         """The training thread copies the fragment now, to offer it."""
         self._on("copy")

@@ -50,6 +50,13 @@ TURN_MUTANTS = (
         room="engine/progress",
     ),
     mutant(
+        "a-rest-leaves-an-offer-before-a-boundary",
+        "if self.state.resting and self.state.schedule.lockstep:",
+        "if False:",
+        room="engine/boundaries",
+        tests=of("unit/engine/test_boundaries", "rest_leaves"),
+    ),
+    mutant(
         "nobody-answers-twice-at-one-step",
         "            return not fragment.unmerged(state.totals).step\n",
         "            return False\n",

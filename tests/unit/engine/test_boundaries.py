@@ -154,6 +154,20 @@ def test_under_a_fixed_overlap_an_anchor_that_comes_early_is_held_back() -> None
     assert not engine.engine.boundaries.holds_back(0)
 
 
+def test_in_lockstep_a_rest_leaves_no_offer_before_the_next_boundary() -> None:
+    """It begins while all work is in an offer. Where that is merged by then, and where a checkpoint
+    of the rest is restored, nothing is offered after the next step, either."""
+    engine = offered(1)
+    engine.engine.rest(engine.now)
+    sealed(engine)
+    engine.engine.correction_applied(engine.now, 0, False)
+    for _ in range(3):
+        engine.step()
+        assert engine.engine.boundaries.fragments_to_copy() == []
+    engine.step()
+    assert engine.engine.boundaries.fragments_to_copy() == [0]
+
+
 def missed(engine: DrivenEngine, rounds: int = 3) -> DrivenEngine:
     """The learner has trained, its peer has sealed so many rounds without it, and it is called."""
     engine.step()

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import own_part, real
-from mend_optim.model.first_state import count, first_state, named_state
+from mend_optim.model.first_state import count, first_state, named_state, within
 from mend_optim.model.known_moments import decay_of
 from mend_optim.model.layout import Fragment, is_distributed
 from mend_optim.model.many_tensors import are_plain, batches, brought, copy_each, shaped
@@ -56,8 +56,10 @@ class FragmentState:
 
 
 def has_trained(inner: Optimizer, parameters: Sequence[Tensor]) -> bool:
-    """Whether the optimizer has trained any of these parameters, as far as its state tells."""
-    return any(_tells_of_steps(inner.state.get(each), each) for each in parameters)
+    """Whether the optimizer has trained any of these parameters, as far as its state tells, or that
+    of a base optimizer that it is built around."""
+    states = [each.state for each in within(inner)]
+    return any(_tells_of_steps(s.get(each), each) for s in states for each in parameters)
 
 
 def _tells_of_steps(state: Any, parameter: Tensor) -> bool:

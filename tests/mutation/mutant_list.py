@@ -329,6 +329,8 @@ MUTANTS = (
            of("together/test_first_weights", "copies")),
     Mutant("copies-of-first-weights-pass-for-training", 4, "model/moment_state", "if not _is_copy(each, parameter)", "",
            of("together/test_first_weights", "copies")),
+    Mutant("a-base-optimizer-tells-of-no-training", 4, "model/moment_state", "for each in within(inner)]", "for each in [inner]]",
+           of("together/test_first_weights", "base")),
     Mutant("no-first-weights-pass-for-trained", 4, "handover", "anchors.were_trained = was_trained", "anchors.were_trained = False",
            of("together/test_first_weights")),
     Mutant("a-checkpoint-of-one-alone-passes-for-trained-first-weights", 4, "handover", "was_trained = not (is_known or untrained) and ", "was_trained = not untrained and ",

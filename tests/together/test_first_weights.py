@@ -82,6 +82,27 @@ def test_copies_of_first_weights_become_copies_of_those_that_replace_them() -> N
     assert not watch.of("replaced")
 
 
+class Around(Optimizer):
+    """Has copies of the weights, which are these again after a step back, and a base optimizer."""
+
+    def __init__(self, base: Optimizer) -> None:
+        self.base = base
+        super().__init__(base.param_groups, {})
+        for p in base.param_groups[0]["params"]:
+            self.state[p] = {"slow_params": p.detach().clone()}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step(closure)
+
+
+@pytest.mark.parametrize("first", [-8.0, 0.5, 70.0, 900.0])
+def test_a_base_optimizer_tells_that_weights_were_trained(first: float) -> None:
+    """Its state does, where copies beside it are those of the weights."""
+    inners = [Around(fresh(first)), Around(trained_elsewhere())]
+    with cluster(*inners, each=each_names_the_others(2, Watch())) as optimizers:
+        assert [read(optimizer) for optimizer in optimizers] == [[TRAINED]] * 2
+
+
 def test_those_that_sam_has_only_perturbed_were_not_trained() -> None:
     watch = Watch()
     pair = [SAM(weights(first), lr=1.0) for first in (1.0, 50.0)]

@@ -12,6 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+# The names of state that is a place in parameter space, and words in them. schedule-free's `z` is
+# one, and some of its optimizers step with a closure only. The slow weights of a Lookahead are
+# others, and most make them at their first step back.
+PLACES = ("z",)
+_PLACE_WORDS = ("slow", "cached_params")
+
+
+def is_place(name: str) -> bool:
+    """Whether state of this name is a place in parameter space."""
+    return name in PLACES or any(word in name for word in _PLACE_WORDS)
+
 
 def named_state(inner: Optimizer, parameter: Tensor) -> dict[str, Any]:
     """What the optimizer keeps for the parameter, by name: nothing if it keeps no dict. torch lets

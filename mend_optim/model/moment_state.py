@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.copies import own_part, real
-from mend_optim.model.first_state import count, first_state, named_state, within
+from mend_optim.model.first_state import count, first_state, is_place, named_state, within
 from mend_optim.model.known_moments import decay_of
 from mend_optim.model.layout import Fragment, is_distributed
 from mend_optim.model.many_tensors import are_plain, batches, brought, copy_each, shaped
@@ -64,23 +64,27 @@ def has_trained(inner: Optimizer, parameters: Sequence[Tensor]) -> bool:
 
 def _tells_of_steps(state: Any, parameter: Tensor) -> bool:
     """Whether it counts steps and holds what they left. torch makes the state of a new optimizer by
-    a step that changes nothing. Others copy the weights when they are made."""
+    a step that changes nothing. Others copy the weights when they are made: such a place follows
+    them (`ruined_state.py`)."""
     held = dict(state) if isinstance(state, Mapping) else {"": state}
     step = held.pop("step", None)
     if step is not None and not bool((torch.as_tensor(step) > 0).any()):
         return False
     others = list(_tensors_in(held))
-    values = [each for each in others if not _is_copy(each, parameter)]
+    values = [t for name, t in others if not (is_place(name) and _is_copy(t, parameter))]
     return any(map(_holds_values, values)) if others else step is not None
 
 
-def _tensors_in(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state, however it nests them."""
+def _tensors_in(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state, however it nests them, and their names."""
     if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors_in(each)
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, each in state.items():
+            yield from _tensors_in(each, str(key))
+    elif isinstance(state, list | tuple):
+        for each in state:
+            yield from _tensors_in(each, name)
 
 
 def _is_copy(tensor: Tensor, parameter: Tensor) -> bool:

@@ -15,16 +15,20 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer
 
 from mend_optim.model.copies import own_part
-from mend_optim.model.first_state import count, first_state, is_empty, named_state, within
+from mend_optim.model.first_state import (
+    PLACES,
+    count,
+    first_state,
+    is_empty,
+    is_place,
+    named_state,
+    within,
+)
 from mend_optim.model.layout import is_distributed
 from mend_optim.model.moment_state import FragmentState
 
-# For optimizers whose first state cannot be had: words in the names of moments, and the names of
-# places. schedule-free's `z` is one, and some of its optimizers step with a closure only. The slow
-# weights of a Lookahead are others, and most make them at their first step back.
+# For optimizers whose first state cannot be had: words in the names of moments.
 _MOMENT_WORDS = ("avg", "moment", "grad", "variance", "exp_inf", "acc_delta")
-_PLACES = ("z",)
-_PLACE_WORDS = ("slow", "cached_params")
 # What Adagrad's sums begin with. In torch 2.4, it makes its state with itself, and in no step.
 _FIRST_SUM = "initial_accumulator_value"
 # Where a parameter group has counters, sums and maxima, and what they begin with: the updates, as
@@ -99,7 +103,7 @@ def _let_averages_begin(inner: Optimizer, others: Sequence[Tensor]) -> None:
     out so far."""
     for parameter in others:
         state = named_state(inner, parameter)
-        for place in [state[name] for name in _PLACES if name in state]:
+        for place in [state[name] for name in PLACES if name in state]:
             if isinstance(place, Tensor) and place.shape == parameter.shape:
                 place.copy_(parameter)
 
@@ -154,8 +158,7 @@ class _Renewal:
         there; a place at 0 would draw the weights to 0."""
         is_alike = held.shape == self.parameter.shape
         is_moment = name in self.moments or any(word in name for word in _MOMENT_WORDS)
-        is_place = name in _PLACES or any(word in name for word in _PLACE_WORDS)
-        is_ruined = is_place or not bool(torch.isfinite(own_part(held)).all())
+        is_ruined = is_place(name) or not bool(torch.isfinite(own_part(held)).all())
         if is_alike and name == "sum" and _FIRST_SUM in self.group:
             first = self.group[_FIRST_SUM]
             held.fill_(complex(first, first) if held.is_complex() else first)

@@ -54,11 +54,12 @@ class Anchored(SGD):
     """Goes half-way back, at every third step, to a copy of the weights that it makes with
     itself."""
 
-    def __init__(self, parameters: list[Parameter]) -> None:
+    def __init__(self, parameters: list[Parameter], name: str = "slow_params") -> None:
         super().__init__(parameters, lr=1.0)
         self.steps = 0
+        self.name = name
         for p in parameters:
-            self.state[p] = {"slow_params": p.detach().clone()}
+            self.state[p] = {name: p.detach().clone()}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -66,8 +67,8 @@ class Anchored(SGD):
         self.steps += 1
         if self.steps % 3 == 0:
             for p, state in self.state.items():
-                state["slow_params"].lerp_(p, 0.5)
-                p.copy_(state["slow_params"])
+                state[self.name].lerp_(p, 0.5)
+                p.copy_(state[self.name])
 
 
 def test_copies_of_first_weights_become_copies_of_those_that_replace_them() -> None:
@@ -80,6 +81,15 @@ def test_copies_of_first_weights_become_copies_of_those_that_replace_them() -> N
             ((parameter, state),) = inner.state.items()
             assert torch.equal(state["slow_params"], parameter)
     assert not watch.of("replaced")
+
+
+def test_copies_that_do_not_follow_are_told_of() -> None:
+    """Of another name than those of places, they may be anything: weights that lose are not taken
+    for untrained in silence."""
+    watch = Watch()
+    pair = [Anchored(weights(first), name="origin") for first in (1.0, 50.0)]
+    with cluster(*pair, each=each_names_the_others(2, watch)):
+        assert len(watch.until("replaced")) == 1
 
 
 class Around(Optimizer):

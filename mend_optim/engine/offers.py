@@ -105,8 +105,8 @@ class Offers:
 
     def on_call(self, now: float, call: Call) -> None:
         """The sealer asks for our offer: send the pending one, or make one at the end of this inner
-        step. At rest, take part with nothing; so does an idle learner, because there may be no such
-        step for long."""
+        step, in lockstep only if that is our turn. At rest, take part with nothing; so does an idle
+        learner, because there may be no such step for long."""
         state, p, caller = self.state, call.fragment, call.peer
         fragment = state.fragments[p]
         self.standoffs.called(p, caller)

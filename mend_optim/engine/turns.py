@@ -4,11 +4,14 @@ Learners whose steps are aligned reach the boundaries of several fragments in th
 that joins later, or that went on without an anchor, may wait for the others in the round of one
 fragment, while they wait for it in that of another. None of these rounds gets on before a timeout.
 
-So fragments have an order that all learners know: by the version of the anchor, then by their turn
-in a period. A learner that is called for a fragment, and that waits only for fragments that come
-after it in this order, offers at once. Of all rounds that wait, the first one in the order gets all
-its offers, then the next one. Aligned learners wait for the first one, so they never offer early:
-their run is the same again."""
+So fragments have an order that all learners know: by the version of the anchor, then by number. A
+learner that is called for a fragment, and waits only for fragments that come later in this order,
+offers at once. So of all rounds that wait, the first one in the order gets all its offers, then the
+next one.
+
+Aligned learners wait for the first one. So they never offer early, and their run is the same again,
+as long as no fragment has had more rounds than one with a smaller number: docs/protocol.md says
+where that ends."""
 
 from __future__ import annotations
 
@@ -34,14 +37,16 @@ class Turns:
 
     def awaited(self) -> list[Progress]:
         """Under `adopt_after`: the fragments whose anchor is due by now and has not come."""
-        return [fragment for fragment in self.state.fragments if self._is_overdue(fragment)]
+        state, overlap = self.state, self.state.schedule.adopt_after
+        if overlap is None or state.alone or state.resting:
+            return []
+        return [fragment for fragment in state.fragments if self._is_overdue(fragment, overlap)]
 
-    def _is_overdue(self, fragment: Progress) -> bool:
-        state, pending = self.state, fragment.pending
-        overlap = state.schedule.adopt_after
-        if overlap is None or state.alone or state.resting or pending is None or pending.missed:
+    def _is_overdue(self, fragment: Progress, overlap: int) -> bool:
+        pending = fragment.pending
+        if pending is None or pending.missed or self.state.totals.step < pending.step + overlap:
             return False
-        return state.totals.step >= pending.step + overlap and self.is_shared(fragment)
+        return self.is_shared(fragment)
 
     def is_shared(self, fragment: Progress) -> bool:
         """Whether any peer has the fragment: a group that nobody else has added is merged with

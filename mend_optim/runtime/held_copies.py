@@ -96,7 +96,7 @@ def _find(learner: Learner, sent: Mapping[int, bool], in_passing: bool) -> _Foun
         due = _due_fragments(state, at)
         if _any_due(state, at, awaited) or (due and (overlap < ROOM or due != [p])):
             return _MEETING
-        p = p if due else None  # nobody is called
+        p = p if due else None  # before its boundary, the ranks copy only where they wait
     # Work that a replacement drops has to be trained by nobody: all stand still for it.
     if any(correction.replace or correction.resets for correction in mailbox.values()):
         return _MEETING

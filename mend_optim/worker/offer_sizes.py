@@ -14,9 +14,9 @@ round's other offers, taken to n steps alike. So a higher learning rate of all l
 accident. Nor is what remains after `PATIENCE` rounds of which nothing was merged: then it is how
 the learners train now. In both cases the history begins anew.
 
-Where nothing trains, as in frozen layers, offers still bring what float32 has rounded, for a while.
-That is no size to compare with: the first true steps would be a million times larger. So an offer
-of rounding errors counts as one of zeros.
+Where nothing trains, as in frozen layers, offers still bring rounding errors of float32, for a
+while. No offer is compared with these: the first true steps would be a million times larger. So an
+offer of rounding errors counts as one of zeros.
 
 The history belongs to the anchor, as the velocity does. The sealer's measurements travel in the
 seal, and all learners keep the same history, whoever seals next."""

@@ -116,6 +116,17 @@ def test_layers_may_be_frozen_for_a_while() -> None:
     assert not done.outsized
 
 
+@pytest.mark.parametrize(("size", "told"), [(2.0**-26, 0), (2.0**-20, 3)])
+def test_rounding_errors_are_told_from_small_steps_by_the_rms_of_the_weights(
+    size: float, told: int
+) -> None:
+    trio = Trio()
+    trio.train(rounds=1)
+    offers = trio.offers([noise(100 + i, size) for i in range(3)])
+    trio.take(trio.learners[0].seal_from(trio.merge(offers)))
+    assert [len(history) for history in trio.histories] == [3 + told] * 3
+
+
 def accident(size: float = 1000.0) -> list[Tensor]:
     return [noise(1), noise(2), noise(3, size)]
 

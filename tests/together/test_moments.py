@@ -583,22 +583,21 @@ def test_a_newcomer_with_an_optimizer_without_such_moments_joins() -> None:
             assert same(parameters(joiner), anchors(made[0]))
 
 
-def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> int:
-    """One learner trains until another has joined it. Returns the joiner's position."""
+def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> None:
+    """One learner trains until another has joined it."""
     joined = threading.Event()
 
     def train_on() -> None:
         while not joined.is_set():
             train([veteran], 1, noise, veteran.status().step)
 
-    def join() -> int:
+    def join() -> None:
         try:
-            return joiner.join().position
+            joiner.join()
         finally:
             joined.set()
 
-    _, position = together(train_on, join)
-    return position
+    together(train_on, join)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -610,9 +609,9 @@ def test_a_learner_alone_hands_its_moments_to_the_first_newcomer(name: str) -> N
     ) as veteran:
         train([veteran], 4, noise)
         with closing(newcomer(make(fresh(9)), "b", veteran, **STILL)) as joiner:
-            position = join_in_training(veteran, joiner)
+            join_in_training(veteran, joiner)
             tokens = progress(joiner).lineage.tokens  # one per step in the anchor
-            assert 4 < tokens <= position
+            assert 4 < tokens <= veteran.status().step
             train([bare], tokens, noise)
             assert int(state(joiner).get("step", tokens)) == tokens
             for k in range(len(SHAPES)):

@@ -46,6 +46,9 @@ class Accounts:
         self.settled = Totals()
         #: Tokens of this process that could not be kept. Only grows.
         self.dropped_tokens = 0
+        #: Tokens of unmerged work that a record has told of as dropped: they are dropped when the
+        #: training thread takes the anchor. Invariant: at most those that are unmerged.
+        self.told_tokens = 0
         #: Which of this learner's merged offers the present anchor has.
         self.share = SupersededAccount()
         #: The number of this process's newest offer. Only grows.
@@ -290,10 +293,18 @@ class Accounts:
         if pending:
             self.share.add(pending.claim.author, pending.numbers, 0, lineage)
 
+    def tell_dropped(self, totals: Totals) -> int:
+        """An anchor is about to replace the weights, and a record tells of it. Returns the tokens
+        that are dropped with them, except those that an earlier record has told of: before the
+        training thread takes one anchor, others may come."""
+        told, self.told_tokens = self.told_tokens, self.unmerged(totals).tokens
+        return self.told_tokens - told
+
     def drop(self, totals: Totals) -> Totals:
         """All that is unmerged is dropped. Returns how much that is."""
         dropped = self.unmerged(totals)
         self.settled = totals.copy()
+        self.told_tokens = 0
         self.pending = None
         self.inherited = None
         self.absence = PRESENT
@@ -313,6 +324,7 @@ class Accounts:
         if pending:
             pending.lost_the_rest()
         self.inherited = None
+        self.told_tokens = 0
         self.absence = PRESENT
         self.residual.forget()
         dropped = Totals(unmerged.step - kept.step, unmerged.tokens - kept.tokens)

@@ -229,13 +229,14 @@ class Boundaries:
         state = self.state
         state.resting = False
         for fragment in state.fragments:
+            told = fragment.told_tokens
             dropped = fragment.begin_anew(state.totals)
             record = whole_anchor_record(
                 fragment.fragment,
                 fragment.lineage,
                 fragment.lineage,
                 "reset",
-                dropped_tokens=dropped.tokens,
+                dropped_tokens=dropped.tokens - told,
             )
             state.record(record)
         return [fragment.pending is not None for fragment in state.fragments]

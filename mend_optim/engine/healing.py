@@ -130,8 +130,8 @@ class Healing:
             return
         dropped = fragment.unmerged(state.totals).tokens
         fragment.retaken(state.totals, state.schedule)
-        lineage = fragment.lineage
-        state.record(whole_anchor_record(p, lineage, lineage, "healed", dropped_tokens=dropped))
+        lineage, told = fragment.lineage, fragment.tell_dropped(state.totals)
+        state.record(whole_anchor_record(p, lineage, lineage, "healed", dropped_tokens=told))
         text = f"fragment {p} goes on from the anchor, because {job.reason}: {dropped:,} tokens"
         facts = {"fragment": p, "reason": job.reason, "dropped_tokens": dropped}
         state.emit(Event("healed", f"{text} are dropped", facts))

@@ -202,10 +202,15 @@ class Event:
 
 
 def sealed_record(
-    seal: Seal, mine: bool, offer: Offer | None = None, share: float = 1.0
+    seal: Seal,
+    mine: bool,
+    offer: Offer | None = None,
+    share: float = 1.0,
+    dropped_tokens: int = 0,
 ) -> RoundRecord:
     """The record of an anchor that a seal made of the one before. `offer` is this learner's own in
-    the seal, with this share of its delta; its packet was not sent back."""
+    the seal, with this share of its delta; its packet was not sent back. `dropped_tokens` are of
+    work that gives way to the anchor."""
     own = offer.sections.get("delta") if offer else None
     back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
@@ -232,6 +237,7 @@ def sealed_record(
         members=members,
         absent=seal.absent,
         mine=mine,
+        dropped_tokens=dropped_tokens,
         share=share,
         offer_bytes=nbytes(offer.sections) if offer else 0,
         merged_bytes=back,

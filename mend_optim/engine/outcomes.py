@@ -192,7 +192,8 @@ class Outcomes:
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()
             state.set_period(seal.period)
-            state.record(sealed_record(seal, job.merged_own_offer, offer, share))
+            dropped = fragment.tell_dropped(state.totals) if job.replace else 0
+            state.record(sealed_record(seal, job.merged_own_offer, offer, share, dropped))
             state.adopted_since_rollback += 1
             self.sealer.advanced(now, seal, state.records[-1])
             state.moved(p)
@@ -269,11 +270,10 @@ class Outcomes:
             fragment.residual.forget()
         if job.replace:  # the others' moments came with their weights
             fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
-        dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
+        dropped = fragment.tell_dropped(state.totals) if job.replace else 0
         rollback = rolled_back(old.genesis, lineage.genesis)
-        why = _way_to(old, lineage)
         record = whole_anchor_record(
-            p, old, lineage, why, mine=merged, share=share, dropped_tokens=dropped
+            p, old, lineage, _way_to(old, lineage), mine=merged, share=share, dropped_tokens=dropped
         )
         superseded = fragment.superseded_tokens - superseded
         by = rollback.by if rollback else ""

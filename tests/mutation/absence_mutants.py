@@ -210,10 +210,24 @@ ABSENCE_MUTANTS = (
     ),
     mutant(
         "a-record-knows-no-share",
-        "sealed_record(seal, job.merged_own_offer, offer, share)",
-        "sealed_record(seal, job.merged_own_offer, offer)",
+        "sealed_record(seal, job.merged_own_offer, offer, share, dropped)",
+        "sealed_record(seal, job.merged_own_offer, offer, 1.0, dropped)",
         "engine/outcomes",
         BOUNDARIES,
+    ),
+    mutant(
+        "a-seal-drops-work-unsaid",
+        "sealed_record(seal, job.merged_own_offer, offer, share, dropped)",
+        "sealed_record(seal, job.merged_own_offer, offer, share)",
+        "engine/outcomes",
+        of("unit/engine/test_adoption", "dropped"),
+    ),
+    mutant(
+        "dropped-work-is-told-with-every-anchor",
+        "return self.told_tokens - told",
+        "return self.told_tokens",
+        "engine/accounts",
+        of("unit/engine/test_adoption", "dropped"),
     ),
     mutant(
         "rounds-before-the-work-are-missed",
@@ -267,8 +281,8 @@ ABSENCE_MUTANTS = (
     ),
     mutant(
         "a-whole-anchor-records-no-share",
-        "why, mine=merged, share=share, dropped",
-        "why, mine=merged, dropped",
+        "_way_to(old, lineage), mine=merged, share=share, dropped",
+        "_way_to(old, lineage), mine=merged, dropped",
         "engine/outcomes",
         BOUNDARIES,
     ),

@@ -1395,7 +1395,7 @@ MUTANTS = (
     Mutant("reset-is-not-counted", 5, "engine/accounts",
            "kept.tokens)\n        self.dropped_tokens += dropped.tokens", "kept.tokens)", RESET),
     Mutant("reset-leaves-the-rest-on", 10, "engine/boundaries",
-           "        state.resting = False\n        for fragment in state.fragments:\n            dropped", "        for fragment in state.fragments:\n            dropped", RESET),
+           "        state.resting = False\n        for fragment in state.fragments:\n            told", "        for fragment in state.fragments:\n            told", RESET),
     Mutant("reset-applies-what-was-on-its-way", 10, "runtime/new_weights", "            mailbox.clear()\n", "", RESET),
     Mutant("reset-keeps-what-rounding-lost", 10, "own_tensors", "            lost.zero_()", "            pass", RESET),
     Mutant("wide-weights-lack-what-narrow-ones-lost", 10, "model/copies",

@@ -545,6 +545,42 @@ def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool
     engine.done(job)
     engine.tick(100.0)
     assert (job.replace, engine.fragment.pending, engine.sent(Offer)) == (True, None, [])
+    assert engine.engine.state.records[-1].dropped_tokens == 40
+    engine.engine.correction_applied(engine.now, 0, True)
+    assert engine.fragment.dropped_tokens == 40
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_work_that_is_dropped_is_told_once_however_many_anchors_come_before_the_next_step(
+    steps: int,
+) -> None:
+    """As while a learner evaluates. A step that is under way when the anchors come is told with the
+    next one."""
+    engine = with_heirs(among_peers())
+    engine.offer()
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
+    engine.done(*engine.jobs(Advance))
+    engine.step(steps)
+    for _ in range(2):
+        engine.receive(seal_of(engine.lineage))
+        (job,) = engine.jobs(Advance)
+        assert job.replace
+        engine.done(job)
+    told = [record.dropped_tokens for record in list(engine.engine.state.records)[-3:]]
+    assert told == [40, 10 * steps, 0]
+    engine.engine.correction_applied(engine.now, 0, True)
+    assert engine.fragment.dropped_tokens == 40 + 10 * steps
+
+
+def test_other_weights_drop_nothing_more_of_work_that_was_told_as_dropped() -> None:
+    engine = with_heirs(among_peers())
+    engine.offer()
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
+    engine.done(*engine.jobs(Advance))
+    engine.engine.begin_anew(engine.now)
+    told = [(record.reason, record.dropped_tokens) for record in engine.engine.state.records]
+    assert told[-2:] == [("all_present", 40), ("reset", 0)]
+    assert engine.fragment.dropped_tokens == 40
 
 
 def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:

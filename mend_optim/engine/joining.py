@@ -134,7 +134,7 @@ class Joining:
         state.head_start = saved.head_start
         for fragment in state.fragments:
             if saved.standings:
-                self._reoffer(fragment)
+                self._reoffer(fragment, saved.intact)
             else:
                 self._start_elsewhere(fragment, saved)
         self._tell_restored(saved)
@@ -153,11 +153,14 @@ class Joining:
         fragment.started_elsewhere(lineage, saved.totals, 0 if saved.intact else tokens)
         fragment.begin_after(saved.totals)
 
-    def _reoffer(self, fragment: Progress) -> None:
-        """The worker encodes the pending offer again, which was not kept."""
+    def _reoffer(self, fragment: Progress, intact: bool) -> None:
+        """The worker encodes the pending offer again, which was not kept. Unless the weights are
+        `intact`, the anchor replaces them."""
         p, lineage = fragment.fragment, fragment.lineage
         fresh = Lineage.fresh(lineage.genesis)
-        self.state.record(whole_anchor_record(p, fresh, lineage, "restored"))
+        dropped = 0 if intact else fragment.tell_dropped(self.state.totals)
+        record = whole_anchor_record(p, fresh, lineage, "restored", dropped_tokens=dropped)
+        self.state.record(record)
         pending = fragment.reencode()
         if pending:
             self.state.work(Reoffer(p, pending.seq, pending.flush, pending.share))

@@ -365,6 +365,7 @@ def test_weights_that_were_not_loaded_are_replaced_by_the_anchor(unmerged: int) 
         assert read(new) == [anchor_in(saved)]
         assert watch.until("restored")[0].facts["intact"] is False
         assert (new.status().unmerged_tokens, new.status().dropped_tokens) == (0, unmerged)
+        assert how(new)[0] == ("restored", False, unmerged)
         assert (new.status().step, new.status().tokens) == (8 + unmerged, 8 + unmerged)
         train([*others, new], 6)
         settle([*others, new])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -14,6 +14,9 @@ from tests.support.depth import many
 from tests.support.ledgers import Files, text_of
 from tests.virtual.cluster import Cluster
 from tests.virtual.storms import draw, policies
+
+#: Of the steps of a storm, one is a token in each fragment.
+UNDER_WAY = 3
 
 
 def files_of(cluster: Cluster) -> Files:
@@ -102,3 +105,24 @@ def test_what_a_killed_process_merged_after_its_checkpoint_explains_the_two_coun
         merged = kept - fragment.unmerged(state.totals).tokens
         assert accounts[name].tokens == merged + accounts[name].uncounted
         assert name == "learner-1" or not accounts[name].uncounted
+
+
+@pytest.mark.parametrize("first", range(0, many(64, 2000), 8))
+def test_the_lines_of_a_process_tell_what_it_drops(first: int) -> None:
+    """But for the steps that are under way when an anchor comes that replaces the weights."""
+    dropped = 0
+    for seed in range(first, first + 8):
+        cluster = draw(seed).play()
+        told = Counter[object]()
+        for by, _, record in cluster.ledger:
+            told[by, record.fragment] += record.dropped_tokens
+        for learner in cluster.learners.values():
+            known = cluster.renamed[learner.id] | {learner.id}
+            former = learner.saved.resumed.standings if learner.saved else []
+            for p, fragment in enumerate(learner.engine.state.fragments):
+                counted = fragment.dropped_tokens
+                counted -= former[p].dropped_tokens if p < len(former) else 0
+                under_way = counted - sum(told[each, p] for each in known)
+                assert 0 <= under_way <= UNDER_WAY, (seed, learner.id, p)
+                dropped += counted
+    assert dropped

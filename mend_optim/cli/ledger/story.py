@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,9 +126,7 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         sources.append(good)
         if damage.lines:
             damaged.append(damage)
-    # A learner may have several files: the later one goes on where the earlier one ended.
-    sources.sort(key=lambda lines: lines[0].time if lines else 0.0)
-    lines = _once(line for source in sources for line in source)
+    lines = _once(line for source in _in_order(sources) for line in source)
     chains = chains_of(lines)
     forks = {p: forks_of(tree) for p, tree in chains.items()}
     rounds = [
@@ -143,6 +142,23 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         accounts=_accounts_of(lines, chains, rounds),
         pace=_pace_of(lines, chains, rounds),
     )
+
+
+def _in_order(sources: Iterable[list[Line]]) -> list[list[Line]]:
+    """A learner may have several files: the later one goes on where the earlier one ended. Clocks
+    don't tell which one that is: they may have been set back between the two."""
+    return sorted(filter(None, sources), key=lambda lines: (lines[0].by.name, *_place_of(lines)))
+
+
+def _place_of(lines: Sequence[Line]) -> tuple[int, float, float]:
+    """A place among the files of one learner: by its newest process, and by the number of the first
+    offer of that process. Without one, the file is of a learner that has just started, or that
+    rests and has offered before."""
+    newest = max(line.by for line in lines)
+    has_start = any(line.by != newest or line.record.reason == "restored" for line in lines)
+    members = (member for line in lines for member in line.record.members)
+    own = (m.seq for m in members if m.seq and PeerId(m.name, m.incarnation) == newest)
+    return newest.incarnation, next(own, 0 if has_start else math.inf), lines[0].time
 
 
 def _once(lines: Iterable[Line]) -> list[Line]:

@@ -155,7 +155,7 @@ def _tables(story: Story) -> Iterable[str]:
     rows = [cells_of(name, account, story.tokens) for name, account in story.accounts.items()]
     yield f"<h2>Learners</h2>\n{_table('learners', '', HEAD, rows)}"
     yield f"<p class='soft'>{escape(reasons_of(story))}</p>"
-    last = story.rounds[-MOST_ROUNDS:]
+    last = story.sequence[-MOST_ROUNDS:]
     title = "Rounds" if len(last) == len(story.rounds) else f"The last {len(last)} rounds"
     head = ("fragment", "time", "version", "reason", "sealer", "members and tokens", "absent")
     cells = [(str(each.fragment), *round_cells(each, story.rounds[0].time)) for each in last]

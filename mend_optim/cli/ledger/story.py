@@ -94,6 +94,8 @@ class Story:
         chains: by fragment, the tree of its anchors.
         forks: by fragment, the branches beside the trunk.
         rounds: the trunks of all fragments, by time.
+        sequence: the same rounds, those of each fragment in the order of its trunk, even if a clock
+            was set back in mid-run.
         accounts: by learner's name.
         pace: how fast tokens came, pauses left out.
     """
@@ -103,6 +105,7 @@ class Story:
     chains: Mapping[int, Chains]
     forks: Mapping[int, Sequence[Fork]]
     rounds: Sequence[Round]
+    sequence: Sequence[Round]
     accounts: Mapping[str, Account]
     pace: Pace
 
@@ -129,9 +132,10 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
     lines = _once(line for source in _in_order(sources) for line in source)
     chains = chains_of(lines)
     forks = {p: forks_of(tree) for p, tree in chains.items()}
-    rounds = [
-        _round_of(p, tree.anchors[key], tree) for p, tree in chains.items() for key in tree.trunk
+    trunks = [
+        [_round_of(p, tree.anchors[key], tree) for key in tree.trunk] for p, tree in chains.items()
     ]
+    rounds = [each for trunk in trunks for each in trunk]
     rounds.sort(key=lambda each: (each.time, each.fragment, each.version))
     return Story(
         lines=lines,
@@ -139,6 +143,7 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         chains=chains,
         forks=forks,
         rounds=rounds,
+        sequence=_sequence_of(trunks),
         accounts=_accounts_of(lines, chains, rounds),
         pace=_pace_of(lines, chains, rounds),
     )
@@ -191,6 +196,17 @@ def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:
         adopted=adopted,
         period=told.period,
     )
+
+
+def _sequence_of(trunks: Iterable[Sequence[Round]]) -> list[Round]:
+    """The rounds of all trunks by time, where no round is later than one that follows from it."""
+    placed = []
+    for trunk in trunks:
+        latest = math.inf
+        for i, each in reversed(list(enumerate(trunk))):
+            latest = min(latest, each.time)
+            placed.append((latest, each.fragment, i, each))
+    return [each for *_, each in sorted(placed, key=lambda place: place[:3])]
 
 
 def _furthest(chains: Mapping[int, Chains]) -> int:

@@ -49,7 +49,8 @@ def text_of(story: Story, verdict: Verdict, last: int) -> str:
     if story.rounds:
         parts.append([reasons_of(story)])
     if last and story.rounds:
-        rounds = [(each, round_cells(each, story.rounds[0].time)) for each in story.rounds[-last:]]
+        latest = story.sequence[-last:]
+        rounds = [(each, round_cells(each, story.rounds[0].time)) for each in latest]
         parts.append(_rounds(rounds, len(story.chains) > 1))
     parts.append(list(_verdict(verdict)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)

@@ -1,4 +1,4 @@
-"""A learner whose clock was set in mid-run, perhaps between two of its files: clocks don't tell which
+"""A clock that was set in mid-run, perhaps between two files of a learner: times don't tell which
 lines come first."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from mend_optim.cli.ledger.story import story_of
+from mend_optim.cli.ledger.text import text_of
 from mend_optim.cli.ledger.verdict import verdict_of
 from tests.support.ledgers import Ledgers, Record, Source
 
@@ -70,3 +71,23 @@ def test_a_ledger_in_two_files_tells_the_same_whatever_the_clock_says(
         name: (each.tokens, each.uncounted) for name, each in whole.accounts.items()
     }
     assert story.accounts["b"].uncounted == 40
+
+
+@pytest.mark.parametrize("set_s", SETS)
+@pytest.mark.parametrize("until", [3, 6])
+def test_the_last_rounds_are_the_last_whatever_a_clock_said_before(
+    until: int, set_s: float
+) -> None:
+    """The clock of the sealer was wrong until some round."""
+    ledgers = Ledgers("ab")
+    for _ in range(6):
+        ledgers.round(TOKENS)
+    for record in ledgers.files["a"][:until]:
+        record["time"] += set_s
+    story = story_of(ledgers.text)
+    assert [each.version for each in story.sequence] == [1, 2, 3, 4, 5, 6]
+    rows = text_of(story, verdict_of(story), 2).splitlines()
+    assert [row.split("all_present")[0].split()[-1] for row in rows if " all_present " in row] == [
+        "5",
+        "6",
+    ]

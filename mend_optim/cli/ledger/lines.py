@@ -45,13 +45,19 @@ class Line:
     #: The process that adopted it.
     by: PeerId
     record: RoundRecord
-    #: The line as it was, for those who check its proofs.
-    raw: Mapping[str, Any]
+    #: The line as it was: its fields would take far more memory.
+    text: str
 
     @property
     def place(self) -> str:
         """Where the line is."""
         return f"{self.source}:{self.number}"
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """All fields of the line, for those who check its proofs."""
+        told: Mapping[str, Any] = json.loads(self.text)
+        return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ def _line_of(source: str, number: int, words: str) -> Line:
             _typed("name", told["name"], "str"), _typed("incarnation", told["incarnation"], "int")
         ),
         record=_record_of(told),
-        raw=told,
+        text=words,
     )
 
 

@@ -10,21 +10,23 @@ as whole models, and taken as whole models: no learner ends with a mixture of tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mend_optim.engine.attestations import Attestations
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
-from mend_optim.engine.model_parts import ModelParts
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling, is_between
 from mend_optim.engine.repairs import Repairs
 from mend_optim.engine.seal_checks import flaw_of
-from mend_optim.engine.state import EngineState, Switch
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.switching import Switching
 from mend_optim.membership.zones import are_neighbours
-from mend_optim.protocol.lineage import Lineage, PeerId, model_key, rollbacks
+from mend_optim.protocol.lineage import Lineage, PeerId, rollbacks
 from mend_optim.protocol.messages import Beat, Seal, State
 
 
@@ -37,7 +39,7 @@ class Adopter:
         self.passages = Passages(state)
         self.pulling = Pulling(state, self.majority, self.passages)
         self.first_weights = FirstWeights(state)
-        self.parts = ModelParts(state)
+        self.switching = Switching(state, self.majority, self.pulling, self.first_weights)
         self.attestations = Attestations(state, self.majority)
         self.repairs = Repairs(state, self.pulling, self.attestations)
 
@@ -53,28 +55,21 @@ class Adopter:
         self.attestations.heard(beat)
         same = beat.genesis == state.genesis
         theirs, ours = models(state, beat)
-        self._check_switch(beat, theirs <= ours)
+        self.switching.check(beat, theirs <= ours)
         # A peer with steps behind it is no newcomer, even before it has joined: it goes on where a
         # checkpoint stood.
         if same and (beat.training or beat.step > 0):
             self._meet_own_model()
-        if state.alone and theirs < ours:
+        if self.switching.is_part(beat):
+            self.switching.ask(now, beat)
+        elif state.alone and theirs < ours:
             self._meet_lesser_model()
         elif same and not state.mode.founding:
             for fragment, report in zip(state.fragments, beat.reports, strict=False):
                 self.pulling.catch_up(now, fragment, report.key, beat.peer)
             self._take_held(now)
         elif not same and theirs > ours:
-            self._meet_greater_model(now, beat)
-
-    def _check_switch(self, beat: Beat, is_lesser: bool) -> None:
-        """The model on its way is wanted no more if its learner took another one itself, or if we
-        have trained past it."""
-        switch = self.state.switch
-        is_lesser = is_lesser and not (switch and switch.gives_way)
-        if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or is_lesser):
-            self.state.end_switch()
-            self.state.wants.clear()
+            self.switching.meet(now, beat)
 
     def _meet_own_model(self) -> None:
         if self.state.mode in (Mode.SOLO, Mode.SWITCHING_SOLO):
@@ -85,25 +80,19 @@ class Adopter:
         if trained and self.state.mode is Mode.SOLO:
             self.state.change(Change.MET_LESSER_MODEL)
 
-    def _meet_greater_model(self, now: float, beat: Beat) -> None:
-        """Fetch all of it, unless our own copies are being made, or an anchor of ours moves."""
-        state = self.state
-        if state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):
+    def ask_on(self, now: float, peer: PeerId) -> None:
+        """A whole anchor has come from a peer: ask it for another one."""
+        state, known = self.state, self.state.roster.find(peer)
+        beat = known.beat if known else None
+        if beat is None:
             return
-        if self.majority.believes_model(beat) and self.first_weights.may_fetch(now, beat):
-            self._fetch_model(now, beat)
-
-    def _fetch_model(self, now: float, beat: Beat, *, gives_way: bool = False) -> None:
-        state = self.state
-        if state.mode is Mode.FOUNDING:
-            state.change(Change.NOTHING_TO_FOUND)
-        if not state.mode.may_adopt or any(f.is_moving for f in state.fragments):
-            return
-        shared = state.fragments[: len(beat.reports)]
-        state.begin_switch(Switch(beat.peer, beat.genesis, len(shared), beat.begun, gives_way))
-        state.wants.clear()
-        for fragment, report in zip(shared, beat.reports, strict=False):
-            self.pulling.want(now, fragment, beat.peer, report.key, whole=True)
+        if self.switching.is_part(beat):
+            self.switching.ask(now, beat)
+        elif state.genesis == beat.genesis and not state.mode.founding:
+            for fragment, report in zip(state.fragments, beat.reports, strict=False):
+                # What a seal brings can wait for the next beat: this one may be old by now.
+                if report.key.version > fragment.lineage.version + 1:
+                    self.pulling.catch_up(now, fragment, report.key, peer)
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +105,7 @@ class Adopter:
             return
         other = self.majority.gives_way_to_model()
         if other:
-            self._fetch_model(now, other, gives_way=True)
+            self.switching.fetch(now, other, gives_way=True)
             if state.switch:
                 state.emit(yield_event(other.peer, "model"))
             return
@@ -223,7 +212,9 @@ class Adopter:
         self.passages.passed(now, anchor.peer, Way.FROM, anchor.fragment)
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         if state.switch:
-            self._collect(now, state.switch, anchor)
+            self.switching.collect(now, anchor)
+            self.ask_on(now, anchor.peer)
+            self.finish_switch()
             return
         fragment = state.fragments[p]
         self._check_gain(now, anchor, fragment)
@@ -274,33 +265,22 @@ class Adopter:
         if wanted and wanted.peer == anchor.peer and key < min(wanted.key, fragment.lineage.key):
             self.pulling.doubt(now, wanted.peer, wanted.since)
 
-    def _collect(self, now: float, switch: Switch, anchor: State) -> None:
-        if anchor.lineage.genesis == switch.genesis and anchor.fragment < switch.fragments:
-            switch.states[anchor.fragment] = anchor
-            self.state.wants.pop(anchor.fragment, None)
-            if switch.complete and not switch.gives_way and not self._is_greater(switch):
-                self.state.end_switch()
-                self.pulling.doubt(now, switch.peer, now)
-            self.finish_switch()
-
-    def _is_greater(self, switch: Switch) -> bool:
-        """Whether the model that has arrived is greater than ours. A learner that was alone may
-        hand over less than it has shown."""
-        state = self.state
-        keys = [anchor.lineage.key for anchor in switch.states.values()]
-        own_keys = map(state.key, state.fragments[: switch.fragments])
-        ours = model_key(own_keys, state.genesis, state.begun)
-        return model_key(keys, switch.genesis, switch.begun) > ours
-
     def finish_switch(self) -> None:
         """Install the other model once all of it is here and every fragment stands still."""
-        switch = self.state.switch
-        if switch is None or not switch.complete:
-            return
-        if all(fragment.is_still for fragment in self.state.fragments):
-            self.state.end_switch()
-            anchors = tuple(switch.states[p] for p in sorted(switch.states))
+        anchors = self.switching.take()
+        if anchors:
             self._install(anchors, merged_own_offer=False, replace=True)
+
+    def refused(self, now: float, states: Sequence[State], culprit: PeerId, why: str) -> None:
+        """The worker has refused whole anchors, because of the one of that peer."""
+        state = self.state
+        state.refuse(culprit, "state", why)
+        self.pulling.handed_over(now, culprit, kept=False)
+        for anchor in states:
+            state.fragments[anchor.fragment].move_refused()
+            wanted = state.wants.get(anchor.fragment)
+            if wanted and wanted.peer == anchor.peer:
+                del state.wants[anchor.fragment]
 
     def _install(
         self, anchors: tuple[State, ...], *, merged_own_offer: bool, replace: bool

@@ -248,6 +248,8 @@ class Done:
     digest: bytes = b""
     #: Why the job was refused; empty if it was not.
     fault: str = ""
+    #: Of whole anchors that were refused: the index of the one that is to blame.
+    refused: int = 0
     #: Why the result lacks some moments; empty if it lacks none.
     warning: str = ""
     #: Of a merge: by index, the offers that are refused. If there are any, nothing was merged. Of a

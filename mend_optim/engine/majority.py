@@ -114,21 +114,28 @@ class Majority:
 
     def believes(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
         """Whether an anchor of this model that `peer` claims is to be had, if it is greater."""
-        if not self.state.policies.limits.majority:
-            return True
-        p, own = fragment.fragment, fragment.lineage.key
-        shown = {beat.peer: beat.reports[p].key for beat in self.voters(p) if self._same(beat)}
-        if not shown:
-            return True
+        shown = self._shown(fragment)
         if peer in shown:  # its last beat may be older than its claim
             shown[peer] = max(shown[peer], key)
+        bound = self._bound(fragment, shown)
+        return bound is None or key <= bound
+
+    def believed(self, fragment: Progress) -> Key | None:
+        """The greatest anchor that is to be had, of those that the peers show; None: any is."""
+        return self._bound(fragment, self._shown(fragment))
+
+    def _shown(self, fragment: Progress) -> dict[PeerId, Key]:
+        p = fragment.fragment
+        return {beat.peer: beat.reports[p].key for beat in self.voters(p) if self._same(beat)}
+
+    def _bound(self, fragment: Progress, shown: Mapping[PeerId, Key]) -> Key | None:
+        if not shown or not self.state.policies.limits.majority:
+            return None
         # The greatest anchor that more than half show, or beyond.
         most = sorted(shown.values(), reverse=True)[len(shown) // 2]
-        if key <= most:
-            return True
-        if most > own:
-            return False  # that one comes first
-        return self.state.is_young or self._is_stuck(p)
+        if most > fragment.lineage.key:
+            return most  # that one comes first
+        return None if self.state.is_young or self._is_stuck(fragment.fragment) else most
 
     def believes_model(self, beat: Beat) -> bool:
         """Whether the model of another genesis that a beat shows is to be had, if it is greater."""

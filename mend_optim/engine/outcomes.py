@@ -216,15 +216,11 @@ class Outcomes:
         """The worker has installed whole anchors, or refused their bytes."""
         state = self.state
         if done.fault:
-            state.refuse(job.states[0].peer, "state", done.fault)
-            self.adoption.pulling.handed_over(now, job.states[0].peer, kept=False)
-            for anchor in job.states:
-                state.fragments[anchor.fragment].move_refused()
-                wanted = state.wants.get(anchor.fragment)
-                if wanted and wanted.peer == anchor.peer:
-                    del state.wants[anchor.fragment]
+            culprit = job.states[done.refused].peer
+            self.adoption.refused(now, job.states, culprit, done.fault)
         else:
-            self.adoption.pulling.handed_over(now, job.states[0].peer, kept=True)
+            for peer in {anchor.peer for anchor in job.states}:
+                self.adoption.pulling.handed_over(now, peer, kept=True)
             state.change(Change.INSTALLED)
             former = state.genesis
             records = [self._take_anchor(job, anchor) for anchor in job.states]
@@ -241,6 +237,7 @@ class Outcomes:
                 self._follow_model(len(job.states), rollback)
         for anchor in job.states:
             self.go_on(now, anchor.fragment)
+        self.adoption.ask_on(now, job.states[0].peer)
 
     def _tell(self, event: Event | None) -> None:
         if event:

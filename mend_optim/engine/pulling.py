@@ -4,7 +4,8 @@
                 │
                 └── it does not come ──▶ its peer is doubted, and another one asked
 
-One peer at a time is asked for a fragment.
+One peer at a time is asked for a fragment. Where several have the anchors, each sends its share
+(`sources.py`).
 
 A sealer whose anchor is not believed is asked for seals alone. If it has none on our anchor, it
 hands over its whole one, which is held. That is no failure: the peer is asked for no seals for a
@@ -18,6 +19,7 @@ from mend_optim.engine.majority import Majority
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.sources import Sources
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.wanted import Wanted
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
@@ -37,6 +39,7 @@ class Pulling:
         self.state = state
         self.majority = majority
         self.passages = passages
+        self.sources = Sources(state, majority)
         #: The peers that have handed over whole anchors where only a seal was to be had.
         self._seal_less = Claims()
 
@@ -47,9 +50,11 @@ class Pulling:
         That is not for long if no bytes come: a sealer that died may have told the others of its
         anchor, and nobody else has the seal. An anchor that moves may be about to be that one."""
         state = self.state
+        if state.switch:
+            return  # another model is about to take the place of this one
         if key <= fragment.lineage.key:
             wanted = state.wants.get(fragment.fragment)
-            kept = state.mode.switching or (wanted and (wanted.gives_way or wanted.mends))
+            kept = wanted and (wanted.gives_way or wanted.mends)
             if wanted and wanted.peer == peer and not kept:
                 # The peer showed more a moment ago, but has nothing to answer with.
                 del state.wants[fragment.fragment]
@@ -114,10 +119,15 @@ class Pulling:
         state, p = self.state, fragment.fragment
         whole = whole or (not seal_only and key.version > fragment.lineage.version + 1)
         doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
-        if p not in state.wants and not doubted:
-            until = now + state.policies.timing.round_timeout_s
-            state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only, mends=mends)
-            state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
+        if p in state.wants or doubted:
+            return
+        is_free = whole and not (gives_way or mends)
+        if is_free and not self.sources.may_ask(now, fragment, peer, key):
+            return
+        until = now + state.policies.timing.round_timeout_s
+        wanted = Wanted(peer, key, now, until, whole, gives_way, seal_only, mends=mends)
+        state.wants[p] = wanted
+        state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
 
     def asks_anew(self, now: float, fragment: Progress, held: State) -> bool:
         """Ask for the greater anchor that the peer of a kept one shows by now, if it is believed,
@@ -175,8 +185,7 @@ class Pulling:
         if is_wanted:
             del self.state.wants[p]
             self.doubt(now, peer, began)
-        if self.state.switch and self.state.switch.peer == peer:
-            self.state.end_switch()
+        self._go_on_without(peer)
 
     def handed_over(self, now: float, peer: PeerId, *, kept: bool) -> None:
         """The worker has installed the whole anchors of a peer, or refused their bytes."""
@@ -213,11 +222,23 @@ class Pulling:
                     self.doubt(now, wanted.peer, wanted.since)
             if now >= wanted.until or wanted.peer not in alive:
                 del state.wants[p]
-        switch = state.switch
-        asked = [wanted.peer for wanted in state.wants.values()]
-        # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
-        if switch and not switch.complete and switch.peer not in asked:
-            state.end_switch()
+        if state.switch and state.switch.peer not in self._asked():
+            self._go_on_without(state.switch.peer)
+
+    def _asked(self) -> set[PeerId]:
+        return {wanted.peer for wanted in self.state.wants.values()}
+
+    def _go_on_without(self, peer: PeerId) -> None:
+        """A peer hands nothing more over of the model on its way, which the others may that were
+        asked for parts of it."""
+        switch = self.state.switch
+        if switch is None or switch.complete or switch.peer != peer:
+            return
+        others = self._asked() - {peer}
+        if others:
+            switch.peer = min(others)
+        else:
+            self.state.end_switch()
 
     # ── hold rounds back ──────────────────────────────────────────────────────────────────────────
 

@@ -48,7 +48,8 @@ LATE_TEXT = (
 
 @dataclass(slots=True)
 class Switch:
-    """Another model on its way, whole: the anchors that have arrived from `peer`.
+    """Another model on its way, whole: the anchors of it that have come, from all peers that show
+    it. The switch ends with `peer`: the first that showed it, or one that was asked after that.
 
     The other model may have fewer fragments than ours, or have had more. Anchors of other genesis
     are answers to what was asked before, and do not count."""

@@ -113,10 +113,7 @@ class Waiting:
             return ", ".join(grouped(causes))
         if self.pausing:
             return _WITH_ITS_STEP.format(_names(self.pausing))
-        sources = {wanted.peer for wanted in self.state.wants.values()}
-        if self.state.switch:
-            sources = {self.state.switch.peer}
-        sources = sources or self._ahead()
+        sources = {wanted.peer for wanted in self.state.wants.values()} or self._ahead()
         if sources:
             return f"the weights of {_names(sources)}"
         return "the other learners to take the weights to begin with"

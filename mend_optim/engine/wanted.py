@@ -19,6 +19,8 @@ class Wanted:
     since: float
     #: Until when this learner waits.
     until: float
+    #: Whether no seal would do.
+    whole: bool = False
     #: Whether the anchor is less than ours, and this learner yields to it.
     gives_way: bool = False
     #: Whether only a seal is to be had, until most learners show what it led to.

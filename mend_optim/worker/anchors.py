@@ -34,7 +34,7 @@ from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import content_digest, first_genesis
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import Offer, State
 from mend_optim.worker.attesting import check_content, content_of
 from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
@@ -132,9 +132,7 @@ class Anchors:
                     done = Done(outsized=outsized_in(job.seal), seal_residuals=told)
                     return done, (correction,)
                 case Install():
-                    corrections = self._install(job)
-                    told = self._seal_residuals([state.fragment for state in job.states])
-                    return Done(seal_residuals=told), corrections
+                    return self._install(job)
                 case Agree():
                     return Done(), (self.fragments[job.fragment].agree(),)
                 case Retake():
@@ -186,15 +184,24 @@ class Anchors:
                 return Done()
         return self.fragments[offer.fragment].inspect(offer)
 
-    def _install(self, job: Install) -> tuple[Correction, ...]:
+    def _install(self, job: Install) -> tuple[Done, tuple[Correction, ...]]:
         """Take whole anchors: all of them, or none if one is bad."""
-        for state in job.states:
-            self.fragments[state.fragment].verify(state)
-        for state, expected in zip(job.states, job.contents, strict=False):
-            if expected:
-                attested = self.fragments[state.fragment].attested()
-                check_content(state, attested, expected, self.hashing)
-        return tuple(self.fragments[state.fragment].install(state, job) for state in job.states)
+        for i, state in enumerate(job.states):
+            try:
+                self._verify(state, job.contents[i] if job.contents else b"")
+            except PeerError as error:
+                return Done(fault=str(error), refused=i), ()
+        corrections = tuple(self.fragments[s.fragment].install(s, job) for s in job.states)
+        told = self._seal_residuals([state.fragment for state in job.states])
+        return Done(seal_residuals=told), corrections
+
+    def _verify(self, state: State, expected: bytes) -> None:
+        """Raise `PeerError` unless a whole anchor is what it says, and what others expect it to be,
+        if they do."""
+        fragment = self.fragments[state.fragment]
+        fragment.verify(state)
+        if expected:
+            check_content(state, fragment.attested(), expected, self.hashing)
 
     def _found(self, job: Found) -> Done:
         # A group may have been added since the copies were made.

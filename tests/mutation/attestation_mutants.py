@@ -145,8 +145,8 @@ ATTESTATION_MUTANTS = (
         "any-bytes-will-do",
         4,
         "worker/anchors",
-        "            if expected:\n",
-        "            if False:\n",
+        "        if expected:\n",
+        "        if False:\n",
         ATTEST,
     ),
     Mutant(

@@ -87,8 +87,12 @@ MAJORITY_MUTANTS = (
         "for beat in self.state.beats():\n            if beat.step > 0",
     ),
     mutant("the-untrained-vote", "if beat.step > 0 and", "if"),
-    mutant("anybody-before-the-majority", "return False  # that one comes first", "pass"),
-    mutant("a-trial-for-ever", "return self.state.is_young or self._is_stuck(p)", "return True"),
+    mutant("anybody-before-the-majority", "return most  # that one comes first", "pass"),
+    mutant(
+        "a-trial-for-ever",
+        "return None if self.state.is_young or self._is_stuck(fragment.fragment) else most",
+        "return None",
+    ),
     mutant(
         "no-trial", "adopted_since_rollback < TRIAL", "adopted_since_rollback < 0", "engine/state"
     ),
@@ -98,7 +102,7 @@ MAJORITY_MUTANTS = (
         "",
         "engine/outcomes",
     ),
-    mutant("nobody-is-ever-stuck", "or self._is_stuck(p)", ""),
+    mutant("nobody-is-ever-stuck", "or self._is_stuck(fragment.fragment)", ""),
     mutant("stuck-after-any-pause", ", PAUSES * max(self.pauses, default=0.0))", ")"),
     mutant(
         "a-disturbance-is-the-pace-of-a-run",

@@ -744,8 +744,8 @@ SEAL_MUTANTS = (
     Mutant(
         "a-doubted-model-is-fetched",
         4,
-        "engine/adoption",
-        "if state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):",
+        "engine/switching",
+        "if self.state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):",
         "if not self.parts.may_fetch(now, beat):",
         CLAIMS,
     ),
@@ -768,17 +768,17 @@ SEAL_MUTANTS = (
     Mutant(
         "refused-bytes-are-no-failure",
         4,
-        "engine/outcomes",
-        "            self.adoption.pulling.handed_over(now, job.states[0].peer, kept=False)\n",
+        "engine/adoption",
+        "        self.pulling.handed_over(now, culprit, kept=False)\n",
         "",
         CLAIMS,
     ),
     Mutant(
         "a-refused-anchor-is-still-awaited",
         4,
-        "engine/outcomes",
-        "                    del state.wants[anchor.fragment]\n",
-        "                    pass\n",
+        "engine/adoption",
+        "                del state.wants[anchor.fragment]\n\n",
+        "                pass\n\n",
         CLAIMS,
     ),
     Mutant(
@@ -800,7 +800,7 @@ SEAL_MUTANTS = (
     Mutant(
         "a-model-that-is-no-greater-is-taken",
         4,
-        "engine/adoption",
+        "engine/switching",
         "if switch.complete and not switch.gives_way and not self._is_greater(switch):",
         "if False:",
         CLAIMS,

@@ -29,7 +29,7 @@ def test_the_honest_keep_the_laws_and_merge_beside_one_that_lies(batch: int) -> 
         assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
 
 
-INVENTED = 55  # the seed of a storm in which a relay holds an invented offer
+INVENTED = 69  # the seed of a storm in which a relay holds an invented offer
 JOINT = (1, 5, 7, 8, 9, 11, 17, 28)  # seeds; all kinds of these lies are in their storms
 
 
@@ -74,7 +74,7 @@ IN_TWO_ROSTERS = Infiltrated(
 
 #: Its seals leave two honest learners on another branch than the third one, which is their sealer.
 ON_TWO_BRANCHES = Infiltrated(
-    630,
+    835,
     4,
     1,
     ("beat", "call", "joint", "names", "seal"),

@@ -126,9 +126,10 @@ class Units:
             return Done(outsized=outsized), (self._to(p, add(self.theta[p], merged), job),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
-            for (_, anchor), content in zip(states, job.contents, strict=True):
-                if content and digest(anchor) != content:  # type: ignore[arg-type]
-                    return Done(fault="other learners have something else under its key"), ()
+            for i, content in enumerate(job.contents):
+                if content and digest(states[i][1]) != content:  # type: ignore[arg-type]
+                    fault = "other learners have something else under its key"
+                    return Done(fault=fault, refused=i), ()
             for s in job.states:
                 self._install_moments(s, job)
             return Done(), tuple(self._to(p, anchor, job) for p, anchor in states)  # type: ignore[arg-type]

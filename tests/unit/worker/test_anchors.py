@@ -1015,20 +1015,17 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
         )
 
     source, learner = anchors(1, 2), anchors(0, 0)
-    done = [perform(source, Export(p, BASE)) for p in range(2)]
+    copies = [perform(source, Export(p, BASE)) for p in range(2)]
     states = [
         State(peer=PeerId("a", 1), fragment=p, lineage=BASE, content=d.digest, sections=d.sections)
-        for p, d in enumerate(done)
+        for p, d in enumerate(copies)
     ]
-    fault = perform(
-        learner,
-        Install(
-            states=(states[0], replace(states[1], content=b"no")),
-            merged_own_offer=False,
-            replace=True,
-        ),
-    ).fault
-    assert fault == "Anchor's bytes do not match the digest that came with them"
+    bad = replace(states[1], content=b"no")
+    done, _ = learner.perform(
+        Install(states=(states[0], bad), merged_own_offer=False, replace=True)
+    )
+    assert done.fault == "Anchor's bytes do not match the digest that came with them"
+    assert done.refused == 1
     assert [part.theta.item() for part in learner.fragments] == [0, 0]
 
 

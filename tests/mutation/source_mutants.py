@@ -1,0 +1,117 @@
+"""Mutants of the choice of peers that are asked for whole anchors."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+TESTS = of("unit/engine/test_sources")
+
+
+def mutant(
+    name: str, old: str, new: str, room: str = "engine/sources", tests: str = TESTS
+) -> Mutant:
+    return Mutant(name, 4, room, old, new, tests)
+
+
+SOURCE_MUTANTS = (
+    mutant("one-peer-sends-all", "    if len(asked_at) < at_once", "    if 0 < at_once"),
+    mutant(
+        "a-lone-source-sends-one-for-ever",
+        "and self._was_heard_alone(now, min(asked_at))",
+        "and False",
+    ),
+    mutant("whoever-is-heard-first-is-alone", ">= MEETING_BEATS * self", ">= 0 * self"),
+    mutant("the-newest-want-tells-who-is-alone", "min(asked_at)", "max(asked_at)"),
+    mutant("the-first-sends-half", " if peers > 1 else 1", ""),
+    mutant("each-sends-its-share-at-once", "(2 * peers)", "peers"),
+    mutant("a-share-of-nothing", ", 1), MOST_AT_ONCE)", ", 0), MOST_AT_ONCE)"),
+    mutant(
+        "any-number-at-once",
+        "min(max(fragments // (2 * peers), 1), MOST_AT_ONCE)",
+        "max(fragments // (2 * peers), 1)",
+    ),
+    mutant("seals-keep-a-source-busy", " and wanted.whole]", "]"),
+    mutant("a-busy-peer-sends-what-others-have", "is_alone and own not in ranks", "is_alone"),
+    mutant("neighbours-go-first-no-more", "any(rank < own for", "any(False for"),
+    mutant("far-ones-count-beside-neighbours", "ranks.count(own)", "len(ranks)"),
+    mutant("neighbours-go-last", "return not are_neighbours", "return are_neighbours"),
+    mutant("weak-links-send-as-much", ", beat.declines", ", False"),
+    mutant("one-that-is-behind-is-a-source", ".version + 1 >= key.version", ".version >= 0"),
+    mutant("the-doubted-are-waited-for", " and not self.state.claims.doubts(other.id)", ""),
+    mutant("another-model-is-as-good", "beat.genesis != genesis or ", ""),
+    mutant("a-lesser-anchor-is-as-good", "shown > least and ", ""),
+    mutant("nobody-is-asked-but-a-liar", " and (most is None or shown <= most)", ""),
+    mutant("the-suspected-are-waited-for", "other.linked and not other.suspected and ", ""),
+    mutant(
+        "the-first-source-is-the-only-one",
+        "            switch.peer = min(others)\n",
+        "            self.state.end_switch()\n",
+        room="engine/pulling",
+    ),
+    mutant(
+        "a-switch-without-a-source-goes-on",
+        "        else:\n            self.state.end_switch()\n",
+        "",
+        room="engine/pulling",
+    ),
+    mutant(
+        "our-own-anchors-are-asked-for-in-a-switch",
+        "        if state.switch:\n            return  # another",
+        "        if False:\n            return  # another",
+        room="engine/pulling",
+    ),
+    mutant(
+        "anchors-of-our-model-are-sought-in-a-switch",
+        "genesis = state.switch.genesis if state.switch else state.genesis",
+        "genesis = state.genesis",
+    ),
+    mutant(
+        "what-this-learner-yields-to-waits",
+        "is_free = whole and not (gives_way or mends)",
+        "is_free = whole",
+        room="engine/pulling",
+    ),
+    mutant(
+        "a-part-that-has-come-is-asked-for-again",
+        "            if fragment.fragment not in switch.states:\n                self",
+        "            if True:\n                self",
+        room="engine/switching",
+    ),
+    mutant(
+        "nobody-is-asked-on-within-a-model",
+        "            self.ask_on(now, anchor.peer)\n",
+        "",
+        room="engine/adoption",
+    ),
+    mutant(
+        "nobody-is-asked-on",
+        "        self.adoption.ask_on(now, job.states[0].peer)\n",
+        "",
+        room="engine/outcomes",
+    ),
+    mutant(
+        "a-seal-is-asked-for-on-an-old-word",
+        "report.key.version > fragment.lineage.version + 1:\n                    self.pulling.catch",
+        "report.key > fragment.lineage.key:\n                    self.pulling.catch",
+        room="engine/adoption",
+    ),
+    mutant(
+        "the-first-is-to-blame",
+        "job.states[done.refused].peer",
+        "job.states[0].peer",
+        room="engine/outcomes",
+    ),
+    mutant(
+        "only-the-first-has-kept-its-word",
+        "for peer in {anchor.peer for anchor in job.states}:",
+        "for peer in [job.states[0].peer]:",
+        room="engine/outcomes",
+    ),
+    mutant(
+        "the-worker-blames-the-first",
+        "refused=i)",
+        "refused=0)",
+        "worker/anchors",
+        of("unit/worker/test_anchors", "several_states"),
+    ),
+)

@@ -22,6 +22,7 @@ from bench.cluster import (
     link,
     moments,
     namespaces,
+    newcomer,
     pace,
     slow,
     straggler,
@@ -84,6 +85,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "wire": wire.run,
     "zones": zones.run,
     "weak": weak.run,
+    "newcomer": newcomer.run,
     "torchft": faults.run,
 }
 # why a bench cannot run here
@@ -97,6 +99,7 @@ ABSENT = {
     "wire": namespaces.absent,
     "zones": namespaces.absent,
     "weak": namespaces.absent,
+    "newcomer": namespaces.absent,
     "hostile": hostile.absent,
     "torchft": faults.absent,
 }

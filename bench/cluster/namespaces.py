@@ -54,11 +54,15 @@ class End(NamedTuple):
             if libc.setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
 
-    def limit(self, rate: str) -> None:
-        """From now on this end sends no faster than `rate`, in tc's words ("10mbit"), and a switch
-        sends to it no faster; "": as fast as it can."""
-        slow = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
-        for keeper, wire in ((self.keeper, WIRE), *([self.port] if self.port else [])):
+    def limit(self, up: str, down: str | None = None) -> None:
+        """From now on this end sends no faster than `up`, in tc's words ("10mbit"), and a switch
+        sends to it no faster than `down`, or as fast as that if it is None; "": as fast as it
+        can."""
+        ways = [(self.keeper, WIRE, up)]
+        if self.port:
+            ways.append((*self.port, up if down is None else down))
+        for keeper, wire, rate in ways:
+            slow = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
             queue = slow if rate else ("pfifo",)
             run_in(keeper, "tc", "qdisc", "replace", "dev", wire, "root", *queue)
 

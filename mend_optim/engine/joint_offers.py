@@ -67,9 +67,13 @@ def flaw_of_joint(offer: Offer, state: EngineState) -> str:
 
 def may_take(offer: Offer, state: EngineState) -> bool:
     """Whether this learner takes a received offer, as far as others are in it. It may not have
-    heard yet who is whose neighbour; then the offers come one by one."""
+    heard yet who is whose neighbour; then the offers come one by one. A neighbour has no joint one
+    for it: offers are joined to leave their zone. Parts of one would keep the offers of their
+    authors out, which this learner may have to pass on."""
     if not offer.others:
         return True
+    if are_neighbours(state.roster, state.me, offer.peer):
+        return False
     near = (are_neighbours(state.roster, offer.peer, other.peer) for other in offer.others)
     return state.takes_joint(offer.fragment) > NO_JOINT and all(near)
 

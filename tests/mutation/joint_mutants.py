@@ -25,6 +25,12 @@ JOINT_MUTANTS = (
         "fits = is_near and is_known and",
         "fits = is_near and",
     ),
+    mutant(
+        "a-neighbour-keeps-offers-out",
+        GATHER,
+        "    if are_neighbours(state.roster, state.me, offer.peer):\n        return False\n",
+        "",
+    ),
     # ── the relay ─────────────────────────────────────────────────────────────────────────────────
     mutant(
         "joint-offers-are-joined-again",

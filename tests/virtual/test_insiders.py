@@ -29,7 +29,6 @@ def test_the_honest_keep_the_laws_and_merge_beside_one_that_lies(batch: int) -> 
         assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
 
 
-INVENTED = 69  # the seed of a storm in which a relay holds an invented offer
 JOINT = (1, 5, 7, 8, 9, 11, 17, 28)  # seeds; all kinds of these lies are in their storms
 
 
@@ -40,18 +39,23 @@ def test_no_lie_in_a_joint_offer_breaks_a_law_for_the_honest() -> None:
         assert seen[f"joint lie: {kind}"] > 0, f"no joint lie: {kind}"
 
 
-def test_an_invented_number_keeps_no_neighbour_out_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A relay that does not seal holds the joint offer with it, and can do nothing with that."""
-    storm = draw_joint(INVENTED)
-    check(storm)
-    monkeypatch.setattr(
-        "mend_optim.engine.round.replaces", lambda offer, held: offer.order > held.order
-    )
-    assert "no common model" in failure(storm)
+def test_a_joint_offer_of_a_neighbour_keeps_nobody_out_for_ever() -> None:
+    """A relay that does not seal held it, and could do nothing with it."""
+    assert check(BETWEEN_NEIGHBOURS).seen["joint lie: wrong"]
 
 
+#: Of four learners in two zones, one sends joint offers to a neighbour that does not seal.
+BETWEEN_NEIGHBOURS = Infiltrated(
+    710047,
+    4,
+    3,
+    ("joint", "names", "size"),
+    lies_per_s=0.5,
+    adopt_after=2,
+    loss=0.0,
+    zones=2,
+    says_goodbye=True,
+)
 RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)
 WITHOUT_MEASURE = Infiltrated(13, 3, 1, ("huge", "offer", "seal"), loss=0.0)
 #: Its hellos leave honest learners with rosters by which they choose different sealers.

@@ -483,6 +483,18 @@ def test_one_of_a_learner_that_is_not_known_yet_is_neither_taken_nor_refused() -
     assert engine.faults() == []
 
 
+def test_one_of_a_neighbour_does_not_keep_the_offers_out_that_it_names() -> None:
+    """What is passed on to another zone must be there by itself."""
+    engine, far = relay()
+    engine.beat(FOURTH, zone=HERE)
+    receive(engine, replace(with_delta(offer_of(FOURTH)), others=(offer_of(NEAR),)))
+    assert held(engine) == set()
+    receive(engine, with_delta(offer_of(NEAR)))
+    assert held(engine) == {NEAR.name}
+    pass_time(engine, 6.0)
+    assert [offer.peer for to, offer in engine.sent(Offer) if to == far] == [NEAR]
+
+
 @pytest.mark.parametrize(
     ("changed", "p", "joins", "takes"),
     [

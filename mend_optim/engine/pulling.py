@@ -125,8 +125,16 @@ class Pulling:
         if is_free and not self.sources.may_ask(now, fragment, peer, key):
             return
         until = now + state.policies.timing.round_timeout_s
-        wanted = Wanted(peer, key, now, until, whole, gives_way, seal_only, mends=mends)
-        state.wants[p] = wanted
+        state.wants[p] = Wanted(
+            peer,
+            key,
+            since=now,
+            until=until,
+            whole=whole,
+            gives_way=gives_way,
+            seal_only=seal_only,
+            mends=mends,
+        )
         state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
 
     def asks_anew(self, now: float, fragment: Progress, held: State) -> bool:
@@ -229,8 +237,8 @@ class Pulling:
         return {wanted.peer for wanted in self.state.wants.values()}
 
     def _go_on_without(self, peer: PeerId) -> None:
-        """A peer hands nothing more over of the model on its way, which the others may that were
-        asked for parts of it."""
+        """A peer sends no more of the model on its way. Others that were asked for parts of it may
+        send theirs."""
         switch = self.state.switch
         if switch is None or switch.complete or switch.peer != peer:
             return

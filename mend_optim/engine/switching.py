@@ -5,8 +5,8 @@
                                             ▼
                                         all are here ──take──▶ installed, if it is still greater
 
-Whoever lacks what a peer was asked for asks the others for it. The switch is given up if nobody is
-left that was asked, or if the first peer has another model by now, or a lesser one."""
+If a peer does not hand over its part, the others are asked for that. The switch is given up once no
+peer is left that was asked, or if `Switch.peer` has another model by now, or a lesser one."""
 
 from __future__ import annotations
 

@@ -540,10 +540,10 @@ class Cluster:
 
     def check_fault(self, learner: Learner, event: Event) -> None:
         """Where all are honest, nobody has something else under a key, and nobody is refused
-        anything, except that a relay may not get through to a sealer, that a seal may be passed on
-        when its receiver reaches the sealer, that an offer may lie in another room which its
-        author, another learner's heir, has given up itself, and that nothing may come of one in
-        another room that has a branch of its own and waits until it is stuck."""
+        anything, but for four cases. A relay may not get through to a sealer. A seal may be passed
+        on when its receiver reaches the sealer. An offer may lie in another room which its author,
+        another learner's heir, has given up itself. And rooms with branches of their own may stand
+        still for so long that a go-between is doubted."""
         is_relay = self.zones and event.text.startswith("relaying of offer")
         is_late = " refused: it is one of " in event.text
         is_heirs = self.walls and " which is gone, given up: " in event.text

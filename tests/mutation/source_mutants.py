@@ -34,6 +34,17 @@ SOURCE_MUTANTS = (
     mutant("a-busy-peer-sends-what-others-have", "is_alone and own not in ranks", "is_alone"),
     mutant("neighbours-go-first-no-more", "any(rank < own for", "any(False for"),
     mutant("far-ones-count-beside-neighbours", "ranks.count(own)", "len(ranks)"),
+    mutant(
+        "nobody-is-asked-before-its-first-beat",
+        "known.beat is None:\n            return True",
+        "known.beat is None:\n            return False",
+    ),
+    mutant(
+        "a-lone-learner-asks-only-the-greater",
+        "if self.switching.is_part(beat):\n            self.switching.ask(now, beat)\n        elif state.alone",
+        "if self.switching.is_part(beat) and theirs > ours:\n            self.switching.ask(now, beat)\n        elif state.alone",
+        room="engine/adoption",
+    ),
     mutant("neighbours-go-last", "return not are_neighbours", "return are_neighbours"),
     mutant("weak-links-send-as-much", ", beat.declines", ", False"),
     mutant("one-that-is-behind-is-a-source", ".version + 1 >= key.version", ".version >= 0"),

@@ -343,3 +343,20 @@ def test_all_who_sent_a_model_have_kept_their_word() -> None:
     engine.done(install)
     engine.tick(2.0)
     assert claims.failed(engine.now, THIRD, waited_s, 1.0) == engine.now + 1.0
+
+
+def test_one_that_has_not_been_heard_yet_may_be_asked() -> None:
+    """By a seal, a go-between tells of an anchor before its first beat does."""
+    engine = newcomer()
+    sources, fragment = engine.engine.pulling.sources, engine.fragment
+    assert sources.may_ask(engine.now, fragment, FOURTH, OURS.key)
+
+
+def test_a_neighbour_that_others_are_held_back_for_is_asked_itself() -> None:
+    """It has less work than this learner, which is alone, in as many rounds as the others."""
+    engine = newcomer(zone=HERE)
+    assert engine.engine.state.alone
+    show(engine, PEER, other(), zone=THERE)
+    assert asked(engine) == {0: PEER}
+    show(engine, THIRD, replace(other(), tokens=1), zone=HERE)
+    assert asked(engine) == {1: THIRD}

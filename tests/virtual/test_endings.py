@@ -125,6 +125,20 @@ def play(seed: int, *, faults: bool, least: int = 2, most: int = 6) -> Ends:
     return cluster
 
 
+@pytest.mark.parametrize("seed", [15, 32])
+def test_the_last_round_waits_for_no_interval(seed: int) -> None:
+    """Before, the work that a learner did just after a round waited until the others' next one was
+    due, a hundred steps later; but nobody steps any more."""
+    cluster = Ends(3, seed, policies(sync_every=100), loss=0.0)
+    cluster.start_all()
+    r = random.Random(seed)
+    for name in cluster.names:
+        cluster.at(500 + r.uniform(0, 20), cluster.finish, name)
+    cluster.run(520.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), 30.0)
+    assert sum(end.left_over for end in cluster.ends.values()) == 0
+
+
 @pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_all_that_finish_hold_one_model_and_every_step_is_in_it(seed: int) -> None:
     cluster = play(seed, faults=False)

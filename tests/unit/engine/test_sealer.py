@@ -8,10 +8,11 @@ import pytest
 
 from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
 from mend_optim.engine.relaying import TRIES
+from mend_optim.engine.round import Phase
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
 from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
+from mend_optim.protocol.messages import Beat, Call, Offer, Rumor, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.refusals import Refused
 from mend_optim.protocol.transfer_fault import BROKEN
@@ -44,6 +45,37 @@ def admit(engine: DrivenEngine, offer: Offer) -> None:
 
 
 # The moment of sealing
+
+
+@pytest.mark.parametrize(
+    ("me", "peer", "other", "called"),
+    [
+        (True, True, True, True),
+        (False, True, True, False),
+        (True, False, True, False),
+        (True, True, False, False),
+    ],
+)
+def test_a_round_for_the_work_that_is_left_begins_at_once_if_all_finish(
+    me: bool, peer: bool, other: bool, called: bool
+) -> None:
+    """As long as anybody trains, the next round begins an interval after the last. `other` is
+    known by hearsay."""
+    engine = sealer(PEER, quorum=2)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    engine.done(engine.merge())
+    engine.done(engine.jobs(Advance)[0])
+    engine.apply()
+    if me:
+        engine.engine.rest(engine.now, finishing=True)
+    rumor = Rumor(THIRD, "", 1, finishes=other)
+    beat = next(b for b in engine.engine.state.roster.beats(BASE.genesis))
+    engine.receive(replace(beat, count=beat.count + 1, finishes=peer, roster=(rumor,)))
+    left = replace(offer_of(PEER, 2), key=engine.lineage.key, follows=1, due=False)
+    admit(engine, left)
+    engine.tick(1.0)
+    assert (engine.engine.state.rounds[0].phase is Phase.CALLING) is called
 
 
 def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() -> None:

@@ -53,11 +53,13 @@ class Answers:
         return made or self.passed_seals.answer_to(want)
 
     def _waits_for_more(self, want: Want, lineage: Lineage) -> bool:
-        """Whether the asker has this anchor of ours, and we show more than it. A newcomer with our
-        first weights may ask before its beat, in which we learn of it. What we have trained alone
-        is in no anchor yet: it gets the one that is founded then."""
-        shown = self.state.key(self.state.fragments[want.fragment])
-        return want.have == lineage.digest and shown > lineage.key
+        """Whether we show more than this anchor of ours to an asker that has it, or has sent no
+        beat yet. A newcomer may ask before its beat, in which we learn of it. What we have trained
+        alone is in no anchor yet: it gets the one that is founded then, with the moments in it."""
+        state = self.state
+        asker, shown = state.roster.find(want.peer), state.key(state.fragments[want.fragment])
+        is_heard = asker is not None and asker.heard
+        return shown > lineage.key and (want.have == lineage.digest or not is_heard)
 
     def exported(self, job: Export, content: State) -> None:
         """The worker has copied the anchor out, for every peer that still lacks it."""

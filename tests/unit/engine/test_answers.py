@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from mend_optim.engine.effects import Export, Found
@@ -25,18 +26,24 @@ def test_an_anchor_is_not_sent_to_a_peer_that_has_it() -> None:
     assert engine.engine.state.unanswered == []
 
 
-def test_a_newcomer_that_asks_before_its_beat_gets_the_anchor_that_is_founded_for_it() -> None:
+@pytest.mark.parametrize(
+    ("genesis", "have"), [(GENESIS, BASE.digest), (OTHER, b""), (OTHER, b"another")]
+)
+def test_a_newcomer_that_asks_before_its_beat_gets_the_anchor_that_is_founded_for_it(
+    genesis: bytes, have: bytes
+) -> None:
     """It has heard how much a learner has trained alone, and its beat is still on its way. Until
-    then, there is only the anchor that both began with."""
+    then, there is only the anchor that this learner began with. A newcomer with other first weights
+    took that, and kept its own moments when the founded one came."""
     engine = DrivenEngine()
     engine.engine.met(engine.now, PEER, "")
     engine.step()
     assert engine.engine.state.mode is Mode.SOLO
-    engine.receive(Want(PEER, 0, BASE.digest))
+    engine.receive(Want(PEER, 0, have))
     engine.tick(3.0)
     assert engine.jobs(Export) == []  # it would be copied again and again
     reports = (Report(BASE.key),)
-    engine.receive(Beat(peer=PEER, address="", count=1, genesis=GENESIS, reports=reports))
+    engine.receive(Beat(peer=PEER, address="", count=1, genesis=genesis, reports=reports))
     boundaries = engine.engine.boundaries
     assert boundaries.fragments_to_copy() == [0]
     boundaries.reserve_all()
@@ -48,6 +55,21 @@ def test_a_newcomer_that_asks_before_its_beat_gets_the_anchor_that_is_founded_fo
     assert [(to, state.lineage) for to, state in engine.sent(State)] == [(PEER, engine.lineage)]
     assert engine.lineage.tokens == 10
     assert engine.engine.state.unanswered == []
+
+
+def test_an_asker_whose_beat_does_not_end_our_time_alone_gets_the_anchor_that_is_there() -> None:
+    """It has no weights to show, so nothing is founded for it."""
+    engine = DrivenEngine()
+    engine.engine.met(engine.now, PEER, "")
+    engine.step()
+    engine.receive(Want(PEER, 0, b""))
+    assert engine.jobs(Export) == []
+    engine.receive(Beat(peer=PEER, address="", count=1))
+    assert engine.engine.state.mode is Mode.SOLO
+    engine.tick(1.0)
+    (export,) = engine.jobs(Export)
+    engine.done(export)
+    assert [(to, state.lineage) for to, state in engine.sent(State)] == [(PEER, BASE)]
 
 
 def test_what_peers_wanted_that_are_gone_is_forgotten() -> None:

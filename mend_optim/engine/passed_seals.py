@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.reach import are_apart
+from mend_optim.membership.reach import connects
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Seal, Want
 
@@ -44,14 +44,15 @@ class PassedSeals:
         """The seal that the asker lacks, if it does not reach its sealer."""
         state, p = self.state, want.fragment
         seal = state.passed_seals[p].on(want.have, state.fragments[p].lineage.key)
-        return seal if seal and are_apart(state.roster, want.peer, seal.sealer) else None
+        is_on_way = seal and connects(state.roster, p, want.peer, seal.sealer)
+        return seal if is_on_way else None
 
     def _lacking(self, last: Seal, sealers: Collection[PeerId]) -> list[Key]:
         """The anchors before that of the last seal that learners show which one of the sealers does
         not reach."""
-        roster = self.state.roster
+        p, roster = last.fragment, self.state.roster
         return [
             key
-            for id, key in self.state.shown(last.fragment)
-            if key < last.key and any(are_apart(roster, id, sealer) for sealer in sealers)
+            for id, key in self.state.shown(p)
+            if key < last.key and any(connects(roster, p, id, sealer) for sealer in sealers)
         ]

@@ -22,7 +22,7 @@ from mend_optim.engine.pending import NEVER
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.reach import are_apart, is_far_behind
+from mend_optim.membership.reach import are_apart, connects, is_far_behind
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal
@@ -108,7 +108,7 @@ class Relaying:
         state, inbox = self.state, self.state.rounds[seal.fragment].inbox
         for peer in sorted(set(inbox) - {state.me}):
             is_near = are_neighbours(state.roster, state.me, peer)
-            if is_near or are_apart(state.roster, peer, seal.sealer):
+            if is_near or connects(state.roster, seal.fragment, peer, seal.sealer):
                 state.emit(Send(peer, seal, EXCHANGE))
         self.passed_seals.keep(seal)
 
@@ -167,7 +167,7 @@ class Relaying:
             offer = round.inbox[peer]
             relayed = is_far and are_neighbours(roster, roster.me, peer)
             apart = are_apart(roster, peer, sealer.id)
-            behind = is_far_behind(roster, peer, sealer.id, to.id)
+            behind = is_far_behind(roster, offer.passed_by or peer, sealer.id, to.id)
             wanted = relayed or apart or behind or not self._lives(peer)
             separate = offer.carrier is None and not offer.others
             if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:

@@ -1,22 +1,22 @@
-"""Go-betweens: peers that reach a learner which this one does not reach itself.
+"""Go-betweens: peers that know a way to a learner which this one does not reach itself.
 
     room 1            cloud            room 2
     c, d ───────────── a ───────────── e, f          no address of one room leads into the other
 
 All learners have to choose the same sealer. If each chose from those that it reaches, then c would
 seal what e seals, and work of one room after the other would be lost. So a learner chooses also
-from those that a peer reaches, by that peer's own beats, if an anchor has their work, or while it
-has little to lose: in a new run no anchor has any. It sends its offer to such a peer, which passes
-it on, and gets the seal from there.
+from those that a peer reaches, itself or through others, by that peer's own beats, if an anchor has
+their work, or while it has little to lose: in a new run no anchor has any. It sends its offer to
+the peer with the shortest way, which passes it on, and gets the seal from there.
 
 A peer may say that it reaches a learner which is dead, and keep all offers. So a go-between is
 doubted while nothing comes of what it gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from mend_optim.membership.peer import Peer
+from mend_optim.membership.peer import MOST_HOPS, Peer
 from mend_optim.membership.sealers import choose
 from mend_optim.protocol.lineage import PeerId
 
@@ -45,8 +45,22 @@ class GoBetweens:
         itself, or others reach them."""
         if all(peer.heard for peer in peers):
             return peers
-        reached = frozenset[PeerId]().union(*(peer.reaches for peer in self._usable()))
-        return [p for p in peers if p.heard or (p.id in reached and self.believes_in(p.id))]
+        usable = list(self._usable())
+
+        def reached(id: PeerId) -> bool:
+            return any(peer.hops_to(id) for peer in usable)
+
+        return [p for p in peers if p.heard or (self.believes_in(p.id) and reached(p.id))]
+
+    def hops(self, ids: Iterable[PeerId]) -> dict[PeerId, int]:
+        """Return the links on the shortest way to each of some learners that this one does not
+        reach; of those alone to which a way of at most `MOST_HOPS` is known."""
+        usable, found = list(self._usable()), {}
+        for id in ids:
+            ways = [hops + 1 for peer in usable if (hops := peer.hops_to(id))]
+            if ways and min(ways) <= MOST_HOPS:
+                found[id] = min(ways)
+        return found
 
     def choose(
         self, fragment: int, to: PeerId, without: Collection[PeerId] = (), zone: str = ""
@@ -64,8 +78,10 @@ class GoBetweens:
         peer = self._peers.get(to.name)
         if peer is None or peer.id != to or peer.linked:
             return None
-        able = [p for p in self._usable() if to in p.reaches and p.has(fragment)]
+        able = [p for p in self._usable() if p.hops_to(to) and p.has(fragment)]
         able = [p for p in able if p.id not in without]
+        least = min((p.hops_to(to) for p in able), default=0)
+        able = [p for p in able if p.hops_to(to) == least]
         near = [p for p in able if zone and p.beat and p.beat.zone == zone]
         ids = [p.id for p in near or able]
         return choose(fragment, ids, lambda id: self._peers[id.name].declines)

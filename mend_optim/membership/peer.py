@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.timing import Timing
+
+#: The links on the longest way that a learner tells of. When a link breaks, two learners may each
+#: take the other for the way, and tell of one link more with each beat, until here.
+MOST_HOPS = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +56,8 @@ class Peer:
     answers_by: float | None = None
     #: The peers that it reaches, by its newest beat.
     reaches: frozenset[PeerId] = frozenset()
+    #: The links on its ways to those that it reaches through others, by its newest beat.
+    far: Mapping[PeerId, int] = field(default_factory=dict)
     #: Its newest beat; None until there is one, and again once this learner hears the peer no more
     #: itself.
     beat: Beat | None = None
@@ -83,6 +91,22 @@ class Peer:
             self.knows, self.learned_at = count, newest
             self.answers_by = float("-inf")
 
+    def tells_ways(self, rumors: Sequence[Rumor]) -> None:
+        """The peer tells whom it reaches, and how."""
+        self.reaches = frozenset(rumor.peer for rumor in rumors if rumor.reached)
+        self.far = {r.peer: r.hops for r in rumors if 1 < r.hops <= MOST_HOPS}
+
+    def is_heard_no_more(self) -> None:
+        """This learner knows the peer by hearsay from now on."""
+        self.beat, self.reaches, self.far = None, frozenset(), {}
+        # A stream across a net that drops all packets stands on for long.
+        self.lost = self.lost or self.linked
+
+    def suspect_after_s(self, timing: Timing) -> float:
+        """Return how long nothing may be heard of the peer. What others tell of it comes less
+        regularly than its own beats: each of them tells it with its next beat."""
+        return (2 if self.is_hearsay and self.rumor else 1) * timing.suspect_after_s
+
     @property
     def heard(self) -> bool:
         """Whether this learner has heard the peer itself, not only of it."""
@@ -115,6 +139,11 @@ class Peer:
     def declines(self) -> bool:
         """Whether it leaves its place as a sealer to others."""
         return self.word is not None and self.word.declines
+
+    def hops_to(self, id: PeerId) -> int:
+        """Return the links on its shortest way to another learner, by its newest beat; 0 if it
+        knows none."""
+        return 1 if id in self.reaches else self.far.get(id, 0)
 
     def has(self, fragment: int) -> bool:
         """Return whether the peer has that fragment, as far as is known. Learners need not add a

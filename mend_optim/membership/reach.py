@@ -19,13 +19,23 @@ def are_apart(roster: Roster, author: PeerId, sealer: PeerId) -> bool:
     return apart and other.linked and roster.me in other.reaches
 
 
-def is_far_behind(roster: Roster, author: PeerId, sealer: PeerId, hop: PeerId) -> bool:
-    """Whether an author's offer gets no further than to this learner, which does not reach the
-    sealer itself and has a go-between as the next hop: the author reaches neither of these."""
-    one = roster.find(author)
-    if one is None or not one.linked or sealer in (author, hop):
+def is_far_behind(roster: Roster, giver: PeerId, sealer: PeerId, hop: PeerId) -> bool:
+    """Whether the offers that a peer gives to this learner get no further by themselves: this one
+    does not reach the sealer, and has a go-between as the next hop, and the giver reaches neither
+    of the two."""
+    one = roster.find(giver)
+    if one is None or not one.linked or sealer == hop or giver in (sealer, hop):
         return False
     return sealer not in one.reaches and hop not in one.reaches
+
+
+def connects(roster: Roster, fragment: int, author: PeerId, sealer: PeerId) -> bool:
+    """Whether offers of an author for a fragment come to the sealer by this learner, and seals come
+    back: it reaches the sealer, or a go-between to it, and the author reaches none of these."""
+    hop = roster.go_betweens.choose(fragment, sealer, zone=roster.zone)
+    if hop is None:
+        return are_apart(roster, author, sealer)
+    return is_far_behind(roster, author, sealer, hop)
 
 
 def stay_apart(roster: Roster, one: PeerId, other: PeerId) -> bool:

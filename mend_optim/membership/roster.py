@@ -178,8 +178,7 @@ class Roster:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             # It may have found that nobody can dial it.
             peer.beat, peer.address, peer.sign_at = beat, beat.address, now
-            rumors = islice(beat.roster, self.limits.rumors)
-            peer.reaches = frozenset(rumor.peer for rumor in rumors if rumor.reached)
+            peer.tells_ways(beat.roster[: self.limits.rumors])
             # Gossip may have told of a greater count, and not truly: this is a sign of life, too.
             peer.heard_at = now
             peer.silent = False
@@ -352,13 +351,11 @@ class Roster:
         # These sums must be those of `wake_at`. Rounded in another way, they could let a learner
         # wake up and find nothing to do, again and again.
         for peer in self:
-            if now >= peer.heard_at + self.timing.suspect_after_s:
+            if now >= peer.heard_at + peer.suspect_after_s(self.timing):
                 peer.silent = True
             if peer.heard and now >= peer.sign_at + self._hearsay_after_s(peer):
                 # Others may still reach it. This learner knows it by hearsay alone.
-                peer.beat, peer.reaches = None, frozenset()
-                # A stream across a net that drops all packets stands on for long.
-                peer.lost = peer.lost or peer.linked
+                peer.is_heard_no_more()
         silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
@@ -372,9 +369,11 @@ class Roster:
 
     def wake_at(self) -> float:
         """Return when the next peer is to be suspected or evicted, if nothing is heard of it."""
-        limit = self.timing
+        evict_after_s = self.timing.evict_after_s
         times = (
-            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s) for p in self
+            p.heard_at
+            + (evict_after_s if p.silent else min(evict_after_s, p.suspect_after_s(self.timing)))
+            for p in self
         )
         return min(times, default=float("inf"))
 
@@ -447,7 +446,9 @@ class Roster:
 
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
-        return (*(_rumor_of(p) for p in self if not p.silent), *self._graves.goodbyes())
+        hops = self.go_betweens.hops([p.id for p in self if not p.reached])
+        told = (_rumor_of(p, hops.get(p.id, 0)) for p in self if not p.silent)
+        return (*told, *self._graves.goodbyes())
 
     def audience(self, count: int) -> list[PeerId]:
         """Return the peers to send beat number `count` to: all of them, or in a big roster a window
@@ -460,10 +461,18 @@ class Roster:
         return (everyone + everyone)[start : start + FANOUT]
 
 
-def _rumor_of(peer: Peer) -> Rumor:
-    """The news of a peer, with how far it is with its end."""
+def _rumor_of(peer: Peer, hops: int) -> Rumor:
+    """The news of a peer, with how far it is with its end. `hops`: the links on the way to it
+    through others; 0 if there is none."""
     word = peer.word
-    rumor = Rumor(peer.id, peer.address, peer.count, reached=peer.reached, declines=peer.declines)
+    rumor = Rumor(
+        peer.id,
+        peer.address,
+        peer.count,
+        reached=peer.reached,
+        hops=hops,
+        declines=peer.declines,
+    )
     if word is None or not word.finishes:
         return rumor
     return replace(rumor, finishes=True, ready=word.ready, tokens=word.tokens)

@@ -142,6 +142,9 @@ class Rumor:
     proof: bytes = b""
     #: Whether the sender has heard it itself, and has a stream with it.
     reached: bool = False
+    #: The links on the shortest way to it that the sender knows, if it does not reach it itself; 0
+    #: if it knows none.
+    hops: int = 0
     #: Whether it declines to seal, as in `Beat`.
     declines: bool = False
 

@@ -256,6 +256,7 @@ def _rumor(rumor: Rumor) -> pb.Rumor:
         tokens=rumor.tokens,
         proof=rumor.proof,
         reached=rumor.reached,
+        hops=rumor.hops,
         declines=rumor.declines,
     )
 
@@ -271,5 +272,6 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         tokens=checked_count("tokens", rumor.tokens),
         proof=checked_proof(rumor.proof),
         reached=rumor.reached,
+        hops=checked_count("hops", rumor.hops),
         declines=rumor.declines,
     )

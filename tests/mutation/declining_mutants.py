@@ -349,8 +349,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "no-rumor-tells-that-a-peer-declines",
-        "reached=peer.reached, declines=peer.declines)",
-        "reached=peer.reached)",
+        "        declines=peer.declines,\n",
+        "",
         "membership/roster",
         SEALERS,
     ),

@@ -39,6 +39,7 @@ CHECKS = {
         ('checked_digest("ready", rumor.ready)', "rumor.ready"),
         ('checked_count("tokens", rumor.tokens)', "rumor.tokens"),
         ("checked_proof(rumor.proof)", "rumor.proof"),
+        ('checked_count("hops", rumor.hops)', "rumor.hops"),
         ("checked_proof(control.goodbye.proof)", "control.goodbye.proof"),
         ("checked_reports(beat.reports)", "beat.reports"),
         ('checked_list("paces", beat.paces, PACE_LIMIT)', "beat.paces"),

@@ -15,6 +15,7 @@ PULLING = "engine/pulling"
 PASSED = "engine/passed_seals"
 CHAIN = "engine/seal_chain"
 REACH = "membership/reach"
+PEER_ROOM = "membership/peer"
 TRANSFERS = of("unit/transport/test_transfers")
 
 
@@ -48,22 +49,22 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-sealer-is-chosen-from-those-that-are-heard",
         ROOM,
-        "if p.heard or (p.id in reached and self.believes_in(p.id))]",
+        "if p.heard or (self.believes_in(p.id) and reached(p.id))]",
         "if p.heard]",
         CHOICE,
     ),
     mutant(
         "learners-without-work-seal",
         ROOM,
-        "(p.id in reached and self.believes_in(p.id))",
-        "(p.id in reached)",
+        "(self.believes_in(p.id) and reached(p.id))",
+        "reached(p.id)",
         CHOICE,
         8,
     ),
     mutant(
         "learners-that-nobody-reaches-seal",
         ROOM,
-        "(p.id in reached and self.believes_in(p.id))",
+        "(self.believes_in(p.id) and reached(p.id))",
         "self.believes_in(p.id)",
         CHOICE,
     ),
@@ -122,8 +123,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "beats-do-not-tell-whom-a-learner-reaches",
         ROSTER,
-        "Rumor(peer.id, peer.address, peer.count, reached=peer.reached,",
-        "Rumor(peer.id, peer.address, peer.count,",
+        "        reached=peer.reached,\n",
+        "",
         CHOICE,
     ),
     mutant(
@@ -135,15 +136,15 @@ GO_BETWEEN_MUTANTS = (
     ),
     mutant(
         "last-words-of-the-unheard-count-for-ever",
-        ROSTER,
-        "peer.beat, peer.reaches = None, frozenset()",
+        PEER_ROOM,
+        "self.beat, self.reaches, self.far = None, frozenset(), {}",
         "pass",
         CHOICE,
     ),
     mutant(
         "a-stream-counts-on-which-nothing-comes",
-        ROSTER,
-        "peer.lost = peer.lost or peer.linked",
+        PEER_ROOM,
+        "self.lost = self.lost or self.linked",
         "pass",
         CHOICE,
     ),
@@ -312,13 +313,88 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "offers-are-passed-on-to-a-sealer-out-of-reach",
         REACH,
-        "or sealer in (author, hop):",
-        "or sealer == author:",
+        "or sealer == hop or giver in (sealer, hop):",
+        "or giver in (sealer, hop):",
+    ),
+    mutant(
+        "offers-go-back-to-where-they-came-from",
+        REACH,
+        "giver in (sealer, hop)",
+        "giver == sealer",
+    ),
+    mutant(
+        "offers-take-two-hops",
+        RELAYING,
+        "is_far_behind(roster, offer.passed_by or peer, sealer.id, to.id)",
+        "is_far_behind(roster, peer, sealer.id, to.id)",
+    ),
+    mutant(
+        "seals-take-one-hop",
+        REACH,
+        "    if hop is None:\n        return are_apart(roster, author, sealer)\n"
+        "    return is_far_behind(roster, author, sealer, hop)",
+        "    return hop is None and are_apart(roster, author, sealer)",
+    ),
+    mutant(
+        "beats-tell-of-no-ways",
+        ROSTER,
+        "        hops=hops,\n",
+        "",
+        CHOICE,
+    ),
+    mutant(
+        "ways-of-any-length-are-taken-from-a-beat",
+        PEER_ROOM,
+        "if 1 < r.hops <= MOST_HOPS}",
+        "if r.hops > 1}",
+        CHOICE,
+    ),
+    mutant(
+        "ways-of-one-link-are-far",
+        PEER_ROOM,
+        "if 1 < r.hops <= MOST_HOPS}",
+        "if 0 < r.hops <= MOST_HOPS}",
+        CHOICE,
+    ),
+    mutant(
+        "ways-of-the-unheard-count-for-ever",
+        PEER_ROOM,
+        "self.beat, self.reaches, self.far = None, frozenset(), {}",
+        "self.beat, self.reaches = None, frozenset()",
+        CHOICE,
+    ),
+    mutant(
+        "ways-of-any-length-are-told",
+        ROOM,
+        "if ways and min(ways) <= MOST_HOPS:",
+        "if ways:",
+        CHOICE,
+    ),
+    mutant(
+        "any-way-is-told",
+        ROOM,
+        "found[id] = min(ways)",
+        "found[id] = max(ways)",
+        CHOICE,
+    ),
+    mutant(
+        "any-way-is-taken",
+        ROOM,
+        "        able = [p for p in able if p.hops_to(to) == least]\n",
+        "",
+        CHOICE,
+    ),
+    mutant(
+        "a-way-is-no-longer-through-others",
+        ROOM,
+        "ways = [hops + 1 for peer",
+        "ways = [hops for peer",
+        CHOICE,
     ),
     mutant(
         "seals-stay-between",
         RELAYING,
-        "if is_near or are_apart(state.roster, peer, seal.sealer):",
+        "if is_near or connects(state.roster, seal.fragment, peer, seal.sealer):",
         "if is_near:",
     ),
     mutant(
@@ -449,13 +525,13 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "seals-are-passed-on-to-those-that-reach-the-sealer",
         PASSED,
-        "return seal if seal and are_apart(state.roster, want.peer, seal.sealer) else None",
+        "return seal if is_on_way else None",
         "return seal",
     ),
     mutant(
         "seals-are-kept-for-all",
         PASSED,
-        "if key < last.key and any(are_apart(roster, id, sealer) for sealer in sealers)",
+        "if key < last.key and any(connects(roster, p, id, sealer) for sealer in sealers)",
         "if key < last.key",
         ENGINE,
         8,

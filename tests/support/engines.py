@@ -4,7 +4,7 @@ one event at a time."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -153,6 +153,7 @@ class DrivenEngine:
         zone: str = "",
         takes_joint: int | None = None,
         reaches: Collection[PeerId] | None = None,
+        far: Mapping[PeerId, int] | None = None,
         content: Content | None = None,
         tokens: int | None = None,
         latencies: Sequence[int] = (),
@@ -161,7 +162,8 @@ class DrivenEngine:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
-        learner. `reaches`: those that it reaches; None: it does not say.
+        learner. `reaches`: those that it reaches; None: it does not say. `far`: the links on its
+        ways to others.
         `content`: of its last anchor; None: it does not say. `tokens`: None is as `step` counts
         them. `latencies`: how many steps its rounds of each fragment take."""
         self.counts += 1
@@ -190,8 +192,12 @@ class DrivenEngine:
             zone=zone,
             declines=declines,
             takes_joint=self.engine.state.takes_joint(0) if takes_joint is None else takes_joint,
-            roster=tuple(
-                Rumor(id, f"{id.name}:1", self.counts, reached=True) for id in reaches or ()
+            roster=(
+                *(Rumor(id, f"{id.name}:1", self.counts, reached=True) for id in reaches or ()),
+                *(
+                    Rumor(id, f"{id.name}:1", self.counts, hops=hops)
+                    for id, hops in (far or {}).items()
+                ),
             ),
         )
         self.receive(beat)

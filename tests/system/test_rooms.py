@@ -1,4 +1,5 @@
-"""Two rooms whose learners never reach those of the other, and a machine that reaches all.
+"""Two rooms whose learners never reach those of the other, and a machine that reaches all; and two
+racks whose heads alone reach each other.
 
 The learners are processes in network namespaces around a switch."""
 
@@ -28,17 +29,17 @@ def ends() -> Iterator[Ends]:
         yield dict(zip(NAMES, around, strict=True))
 
 
-def part(ends: Ends) -> None:
-    """As a firewall does that drops all packets: from now on nothing passes from room to room, and
-    no connection breaks."""
-    for a in ROOMS[0]:
-        for b in ROOMS[1]:
+def part(ends: Ends, some: str, others: str) -> None:
+    """As a firewall does that drops all packets: from now on nothing passes between these, and no
+    connection breaks."""
+    for a in some:
+        for b in others:
             for here, there in ((ends[a], ends[b]), (ends[b], ends[a])):
                 lost = (there.address, "lladdr", NOWHERE, "dev", WIRE, "nud", "permanent")
                 here.run("ip", "neighbour", "replace", *lost)
 
 
-def start(supervisor: Supervisor, ends: Ends, name: str, peers: str) -> Learner:
+def start(supervisor: Supervisor, ends: Ends, name: str, peers: str, fragments: int = 2) -> Learner:
     """Start a learner with the same first weights as all others."""
     addresses = {other: f"{end.address}:{PORT}" for other, end in ends.items()}
     return supervisor.start(
@@ -47,7 +48,7 @@ def start(supervisor: Supervisor, ends: Ends, name: str, peers: str) -> Learner:
         net=ends[name].keeper,
         listen=addresses[name],
         peers=[addresses[other] for other in peers],
-        fragments=2,
+        fragments=fragments,
         moments=None,
         codec="int8",
         insecure=True,
@@ -73,8 +74,22 @@ def test_learners_train_on_together_when_a_firewall_parts_them_into_rooms(
 ) -> None:
     learners = [start(supervisor, ends, name, NAMES.replace(name, "")) for name in NAMES]
     await_common_seals(supervisor, learners, 3)
-    part(ends)
+    part(ends, *ROOMS)
     for learner in learners:  # these rounds may have been under way
         learner.await_rounds(4)
+    await_common_seals(supervisor, learners, 3)
+    finish(learners)
+
+
+def test_racks_train_together_whose_heads_alone_reach_each_other(
+    supervisor: Supervisor, ends: Ends
+) -> None:
+    """Each of four fragments has another sealer, so offers and seals take up to three links."""
+    part(ends, "a", "cde")
+    part(ends, "b", "de")
+    near = {"a": "b", "b": "ac", "c": "bde", "d": "ce", "e": "cd"}
+    learners = [start(supervisor, ends, name, near[name], fragments=4) for name in NAMES]
+    for learner in learners:
+        learner.await_rounds(12)
     await_common_seals(supervisor, learners, 3)
     finish(learners)

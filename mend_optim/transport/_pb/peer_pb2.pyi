@@ -155,7 +155,7 @@ class Content(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
-    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached", "declines")
+    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached", "declines", "hops")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class Rumor(_message.Message):
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     DECLINES_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -176,7 +177,8 @@ class Rumor(_message.Message):
     proof: bytes
     reached: bool
     declines: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ..., reached: bool = ..., declines: bool = ...) -> None: ...
+    hops: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ..., reached: bool = ..., declines: bool = ..., hops: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("peer", "proof")

@@ -27,9 +27,10 @@ from mend_optim.engine.seal_chain import SEALS
 from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Rumor, Seal, State, Want
+from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import BASE, ME, DrivenEngine, grown, offer_of, seal_of, state_of
 
-FAR, BETWEEN, AUTHOR = (PeerId(name, 1) for name in ("far", "between", "author"))
+FAR, BETWEEN, AUTHOR, GIVER = (PeerId(name, 1) for name in ("far", "between", "author", "giver"))
 
 
 def meet(engine: DrivenEngine, peer: PeerId, address: str = "", *reaches: PeerId) -> None:
@@ -364,6 +365,36 @@ def missed(rounds: int, *, apart: bool = True) -> DrivenEngine:
     return engine
 
 
+def on_the_way(author_reaches: tuple[PeerId, ...]) -> DrivenEngine:
+    """The first of two go-betweens between an author and the sealer, with the author's offer. It
+    has asked the second one for a seal that it did not get."""
+    engine = author(FAR)
+    meet(engine, AUTHOR, "", *author_reaches)
+    engine.receive(offer_of(AUTHOR))
+    engine.done(engine.jobs(Inspect)[0])
+    sends(engine, Offer)
+    engine.beat(BETWEEN, grown(BASE), address="between:1", reaches=(ME, FAR))
+    engine.receive(passed(seal_of(engine.lineage, offer_of(AUTHOR).entry, sealer=FAR), BETWEEN))
+    engine.done(engine.jobs(Advance)[0])
+    engine.apply()
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("author_reaches", "hands"), [((ME,), True), ((ME, FAR), False), ((ME, BETWEEN), False)]
+)
+def test_where_ways_are_long_a_seal_goes_from_one_go_between_to_the_next(
+    author_reaches: tuple[PeerId, ...], hands: bool
+) -> None:
+    """Before, it ended at the last one that reaches the sealer. Learners further off believed the
+    anchor only after theirs had stood still for long."""
+    engine = on_the_way(author_reaches)
+    assert sends(engine, Seal) == ([(AUTHOR, EXCHANGE)] if hands else [])
+    assert kept(engine) == hands
+    engine.receive(Want(AUTHOR, 0, BASE.digest))
+    assert sends(engine, Seal) == ([(AUTHOR, PULL)] if hands else [])
+
+
 def kept(engine: DrivenEngine) -> int:
     return len(engine.engine.state.passed_seals[0]._seals)
 
@@ -459,8 +490,9 @@ def test_the_offer_of_the_sealer_itself_stays() -> None:
 
 def test_nothing_is_passed_on_to_a_sealer_that_is_not_reached() -> None:
     engine = between(*APART)
+    ((_, sent),) = engine.sent(Offer)
     engine.engine.linked(engine.now, FAR, False)
-    sends(engine, Offer)
+    engine.engine.undelivered(engine.now, FAR, sent, BROKEN)
     for _ in range(20):  # others tell that it lives
         engine.tick(1.0)
         engine.engine.state.roster.touch(engine.now, FAR)
@@ -481,7 +513,9 @@ def test_the_offer_of_a_learner_that_is_gone_goes_to_a_sealer_by_a_go_between() 
     assert to == BETWEEN
     engine.engine.delivered(engine.now, BETWEEN, offer)
     wait(engine, 5.0)
-    assert sends(engine, Offer) == [(BETWEEN, PASS_ON)]  # it says that it does not hold it
+    ((to, again),) = engine.sent(Offer)  # it says that it does not hold it
+    assert (to, again) == (BETWEEN, offer)
+    engine.engine.delivered(engine.now, BETWEEN, again)
     for _ in range(10):
         engine.beat(BETWEEN, address="between:1", reaches=(ME, FAR), held=((AUTHOR, 1),))
         engine.tick(1.0)
@@ -501,6 +535,39 @@ def test_where_ways_are_long_an_offer_goes_from_one_go_between_to_the_next(
     engine.receive(offer_of(AUTHOR))
     engine.done(engine.jobs(Inspect)[0])
     assert sends(engine, Offer) == ([(BETWEEN, PASS_ON)] if passes else [])
+
+
+def relayed_on(giver_reaches: tuple[PeerId, ...], giver: PeerId = GIVER) -> DrivenEngine:
+    """A learner with the offer of an author that it does not reach: the `giver` has passed it on.
+    The sealer is two links away, by the go-between."""
+    engine = author(FAR)
+    engine.beat(BETWEEN, address="between:1", reaches=(ME,), far={FAR: 2})
+    if giver != BETWEEN:
+        meet(engine, giver, "", *giver_reaches)
+    engine.engine.state.roster.gossip(engine.now, [Rumor(AUTHOR, "", 1)])
+    engine.engine.passed_on(engine.now, offer_of(AUTHOR), giver)
+    engine.done(engine.jobs(Inspect)[0])
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("giver_reaches", "passes"), [((ME,), True), ((ME, FAR), False), ((ME, BETWEEN), False)]
+)
+def test_an_offer_that_was_passed_on_goes_further(
+    giver_reaches: tuple[PeerId, ...], passes: bool
+) -> None:
+    """Before, it came no further than to the second go-between: that one does not hear the
+    author."""
+    engine = relayed_on(giver_reaches)
+    assert engine.engine.state.sealer(0) == FAR
+    assert sends(engine, Offer) == ([(BETWEEN, PASS_ON)] if passes else [])
+
+
+def test_an_offer_does_not_go_back_to_the_go_between_that_it_came_from() -> None:
+    """Each of the two may take the other for the way, after a link behind them broke."""
+    engine = relayed_on((), giver=BETWEEN)
+    assert engine.engine.state.sealer(0) == FAR
+    assert sends(engine, Offer) == []
 
 
 def test_such_an_offer_is_not_given_up_because_a_go_between_does_not_keep_it() -> None:

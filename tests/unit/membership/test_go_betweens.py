@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.membership.go_betweens import LONGEST_S
+from mend_optim.membership.go_betweens import LONGEST_S, MOST_HOPS
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.membership.zones import first_hop
@@ -281,3 +281,128 @@ def test_a_peer_that_comes_back_by_hearsay_is_lost_until_the_two_meet_anew() -> 
     roster.meet(33.0, b, "b:1")
     roster.link(33.0, b, True)
     assert not roster.has_lost(b)
+
+
+# ── ways of several links ─────────────────────────────────────────────────────────────────────────
+
+
+class Net:
+    """Learners that tell each other their rosters, beat by beat. Links may come and go."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = {name: set(there) for name, there in graph.items()}
+        alone: Graph = {name: set() for name in graph}
+        self.rosters = {me: roster_of(alone, me) for me in graph}
+        for roster in self.rosters.values():
+            roster.go_betweens.believes_in = lambda id: True
+        self.count = 0
+        for me in graph:
+            for name in graph[me]:
+                self.rosters[me].meet(0.0, id_of(name), f"{name}:1")
+                self.rosters[me].link(0.0, id_of(name), True)
+
+    def beat(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.count += 1
+            beats = {name: self._beat_of(name) for name in self.graph}
+            for me, roster in self.rosters.items():
+                for name in sorted(self.graph[me]):
+                    roster.hear(self.count, beats[name])
+                    roster.gossip(self.count, beats[name].roster)
+                assert roster.expire(self.count) == []
+
+    def _beat_of(self, name: str) -> Beat:
+        return Beat(
+            peer=id_of(name),
+            address=f"{name}:1",
+            count=self.count,
+            training=True,
+            roster=self.rosters[name].rumors(),
+        )
+
+    def links_to(self, sealer: PeerId, p: int) -> dict[str, int]:
+        """By learner, the links on the way that its offers take: each goes to the first hop of
+        whoever has it."""
+        found = {}
+        for me in self.graph:
+            at, links = me, 0
+            while at != sealer.name and links < len(self.graph):
+                at, links = first_hop(self.rosters[at], p, sealer).name, links + 1
+            found[me] = links
+        return found
+
+
+def distances(graph: Graph, to: str) -> dict[str, int]:
+    """The slow, obvious twin: all that are reached in one step more, and so on."""
+    found, here, links = {to: 0}, {to}, 0
+    while here:
+        links += 1
+        here = {there for name in here for there in graph[name]} - set(found)
+        found.update(dict.fromkeys(here, links))
+    return found
+
+
+@st.composite
+def nets(draw: st.DrawFn) -> Graph:
+    """Up to nine learners, each of which reaches all others by some way."""
+    names = NAMES[: draw(st.integers(3, len(NAMES)))]
+    tree = {(names[draw(st.integers(0, i - 1))], names[i]) for i in range(1, len(names))}
+    more = draw(st.sets(st.sampled_from(list(combinations(names, 2))), max_size=3))
+    linked = {frozenset(pair) for pair in tree | more}
+    return {a: {b for b in names if frozenset((a, b)) in linked} - {a} for a in names}
+
+
+@given(nets())
+def test_all_choose_the_same_sealers_and_the_shortest_ways_to_them(graph: Graph) -> None:
+    """Before, only where each reached the sealer, or a peer that reaches it."""
+    net = Net(graph)
+    net.beat(2 * len(graph))
+    for p in range(4):
+        sealer = id_of(sealer_of(p, graph))
+        assert {roster.sealer(p) for roster in net.rosters.values()} == {sealer}
+        assert net.links_to(sealer, p) == distances(graph, sealer.name)
+
+
+def test_a_way_that_is_longer_than_any_that_is_told_is_none() -> None:
+    """Else two learners that each take the other for the way would do so for ever."""
+    names = [chr(ord("a") + i) for i in range(MOST_HOPS + 3)]
+    graph: Graph = {
+        name: {names[j] for j in (i - 1, i + 1) if 0 <= j < len(names)}
+        for i, name in enumerate(names)
+    }
+    net = Net(graph)
+    net.beat(3 * len(names))
+    last = id_of(names[-1])
+    hops = [net.rosters[name].go_betweens.hops([last]).get(last, 0) for name in names[:-2]]
+    assert hops == [0, 0, *range(MOST_HOPS, 1, -1)]
+    # The last but one still hears it, and tells that it lives, but reaches it no more.
+    net.rosters[names[-2]].peers[last.name].linked = False
+    net.beat(MOST_HOPS + 1)
+    assert all(not roster.go_betweens.hops([last]) for roster in net.rosters.values())
+
+
+def test_ways_that_nobody_has_are_not_taken_from_a_beat() -> None:
+    """A hostile peer may tell any number."""
+    roster = roster_of(ROOMS, "c")
+    far = id_of("far")
+    for count, (hops, told_by_us) in enumerate(
+        [(0, 0), (1, 0), (2, 3), (MOST_HOPS - 1, MOST_HOPS), (MOST_HOPS, 0), (10**9, 0)], start=2
+    ):
+        beat = told(ROOMS, "a", count)
+        news = Rumor(far, "far:1", count, hops=hops)
+        roster.hear(1.0, replace(beat, roster=(*beat.roster, news)))
+        roster.gossip(1.0, [news])
+        assert {rumor.hops for rumor in roster.rumors() if rumor.peer == far} == {told_by_us}
+        by_a = roster.go_betweens.choose(0, far) == id_of("a")
+        assert by_a == (1 < hops <= MOST_HOPS)
+
+
+def test_the_ways_of_a_peer_that_is_heard_no_more_are_none() -> None:
+    net = Net(joined("abcd", [("a", "c"), ("a", "d"), ("b", "d")]))
+    net.beat(8)
+    roster = net.rosters["a"]
+    assert roster.go_betweens.hops([id_of("d")]) == {id_of("d"): 3}
+    for second in range(8, 60):
+        roster.gossip(second, [Rumor(id_of(name), f"{name}:1", second + 50) for name in "bcd"])
+        roster.expire(second)
+    assert roster.peers["b"].far == {}

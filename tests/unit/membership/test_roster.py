@@ -397,6 +397,42 @@ def test_silence_makes_a_suspect_then_evicts() -> None:
     assert roster.alone
 
 
+def test_a_peer_that_is_known_by_hearsay_may_be_silent_for_twice_as_long() -> None:
+    """On a way of many links, what others tell comes in fits and starts. Learners that suspect such
+    a sealer for a moment choose another one."""
+    roster = new()
+    roster.gossip(0, [rumor("b", 1)])
+    for now, suspected in ((3, False), (5.9, False), (6, True)):
+        assert roster.wake_at() == 6
+        roster.expire(now)
+        assert known(roster).suspected == suspected
+    assert roster.expire(30) == [B]
+    assert roster.alone
+
+
+def test_hearsay_is_evicted_as_soon_as_other_peers() -> None:
+    roster = Roster(ME, "me:1", Timing(beat_s=1, evict_after_s=3.5))
+    roster.gossip(0, [rumor("b", 1)])
+    assert roster.wake_at() == 3.5
+    assert roster.expire(3.5) == [B]
+
+
+@pytest.mark.parametrize("how", ["it has said hello", "there is a stream", "it was heard"])
+def test_a_peer_that_is_not_known_by_hearsay_alone_is_suspected_after_three_beats(how: str) -> None:
+    roster = new()
+    if how == "it has said hello":
+        roster.meet(0, B, "b:1")
+    else:
+        roster.gossip(0, [rumor("b", 1)])
+    if how == "there is a stream":
+        roster.link(0, B, True)
+    elif how == "it was heard":
+        roster.hear(0, beat("b", 2))
+    assert roster.wake_at() == 3
+    roster.expire(3)
+    assert known(roster).suspected
+
+
 @pytest.mark.parametrize("sign", ["beat", "rumor", "bytes", "link", "hello"])
 def test_any_sign_of_life_clears_suspicion(sign: str) -> None:
     roster = new("b")
@@ -431,12 +467,20 @@ def test_news_of_another_incarnations_link_is_ignored() -> None:
     assert known(roster).heard_at == 0
 
 
-@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=5))
-def test_something_expires_whenever_it_says_it_will(heard: list[float]) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1e4), st.booleans()), min_size=1, max_size=5),
+    st.sampled_from([3.5, 6.0, 30.0]),
+)
+def test_something_expires_whenever_it_says_it_will(
+    heard: list[tuple[float, bool]], evict_after_s: float
+) -> None:
     """Else a virtual clock would stand still, and a real loop would spin."""
-    roster = new()
-    for i, now in enumerate(heard):
-        roster.hear(now, beat(f"peer-{i}", 1))
+    roster = Roster(ME, "me:1", Timing(beat_s=1, evict_after_s=evict_after_s))
+    for i, (now, itself) in enumerate(heard):
+        if itself:
+            roster.hear(now, beat(f"peer-{i}", 1))
+        else:
+            roster.gossip(now, [rumor(f"peer-{i}", 1)])
     while not roster.alone:
         before = [peer.suspected for peer in roster.peers.values()]
         roster.expire(roster.wake_at())

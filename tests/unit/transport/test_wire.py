@@ -90,7 +90,7 @@ FULL = Beat(
             latency=13,
         ),
     ),
-    roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof", reached=True, declines=True),),
+    roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof", reached=True, hops=3, declines=True),),
     ping=8,
     pong=9,
     position=10,

@@ -55,6 +55,7 @@ BEAT = pb.Beat(
             proof=b"p",
             reached=True,
             declines=True,
+            hops=1,
         )
     ],
     ping=1,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Job, Outsize, Send, Work
 from mend_optim.engine.policies import weights
 from mend_optim.errors import PeerError
+from mend_optim.membership.peer import MOST_HOPS
 from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import (
     Beat,
@@ -460,6 +461,22 @@ class Insider(Learner):
             roster = tuple(self.rumor() for _ in range(self.random.randint(1, 20)))
             self.tell(to, replace(self.engine.beats.make(), roster=roster))
 
+    def lie_in_ways(self) -> None:
+        """It knows ways to all, also to those that are gone or made up; long ones, or none."""
+        phantoms = [PeerId(f"{PHANTOM}-{i}", 1) for i in range(3)]
+        others = [id for id in (*self.cluster.processes, *phantoms) if id.name != self.name]
+        for to in self.some():
+            beat = self.engine.beats.make()
+            roster = tuple(map(self.way, others))
+            self.tell(to, replace(beat, roster=roster))
+
+    def way(self, to: PeerId) -> Rumor:
+        hops = self.random.choice([0, 1, 2, MOST_HOPS, MOST_HOPS + 1, 2**40])
+        reached = self.random.random() < 0.5
+        known = self.engine.state.roster.find(to)
+        count = known.count if known else self.count()
+        return Rumor(to, to.name, count, reached=reached, hops=hops)
+
     # the rest
 
     def lie_in_calls(self) -> None:
@@ -498,6 +515,7 @@ LIES: dict[str, Callable[[Insider], None]] = {
     "beat": Insider.lie_in_beats,
     "paces": Insider.lie_in_paces,
     "rumor": Insider.lie_in_rumors,
+    "ways": Insider.lie_in_ways,
     "call": Insider.lie_in_calls,
     "want": Insider.lie_in_wants,
     "goodbye": Insider.lie_in_goodbyes,

@@ -4,6 +4,7 @@ for the others, and they keep merging: while the insider is there, and when it h
     play many; failures are made smaller and printed:
         python -m tests.virtual.insiders --seeds 0:2000 --jobs 2
         python -m tests.virtual.insiders --joint --seeds 0:500 --jobs 2
+        python -m tests.virtual.insiders --apart --seeds 0:500 --jobs 2
     play one that was printed:
         python -m tests.virtual.insiders --replay "Infiltrated(...)"
 
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, ClassVar
 
 from mend_optim.engine.effects import Merge
@@ -58,6 +59,8 @@ HELD_UP_S = 2 * TIMING.round_timeout_s + TIMING.beat_s
 #: For as long an anchor stands still before its learner believes a single peer: see
 #: `engine/majority.py`.
 STILL_S = 40.0
+#: Lies of which storms have others than they had before there were these.
+DRAWN_APART = ("joint", "paces", "ways")
 #: By then all have joined, or give up waiting for the others.
 LATEST_S = JOIN_S + TIMING.join_timeout_s
 #: Rounds of each fragment that honest learners are to have in these times, at least.
@@ -140,7 +143,10 @@ class InsiderCluster(Cluster):
         #: By fragment, the anchors that a round led to with an honest member, and when the first
         #: honest learner had each.
         self.rounds: defaultdict[int, dict[str, float]] = defaultdict(dict)
-        super().__init__(storm.n, storm.seed, chosen, loss=storm.loss, zones=storm.zones)
+        walls = storm.walls if storm.apart else ()
+        super().__init__(
+            storm.n, storm.seed, chosen, loss=storm.loss, zones=storm.zones, walls=walls
+        )
         self.oracle = HonestOracle(self)
         if storm.zones:  # an insider says the zone in which it can do most
             near = f"learner-{(storm.insider + 1) % storm.n}"
@@ -188,6 +194,8 @@ class InsiderCluster(Cluster):
         fair = fair or (self.zones and event.text.startswith("relaying of offer"))
         # Beside a made-up rate, an offer that came by way of another learner has no say.
         fair = fair or ("huge" in self.lies and event.text.endswith("has passed it on"))
+        # An anchor stands still behind a go-between that gets nothing from the insider.
+        fair = fair or (self.walls and " refused: no anchor has come for " in event.text)
         assert fair or self.impersonated, (learner.name, event.text)
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
@@ -254,6 +262,9 @@ class Infiltrated:
     loss: float = 0.05
     #: How many zones there are; 0: the learners are in none.
     zones: int = 0
+    #: Whether each honest learner reaches the next one in a line alone, and the insider. Then that
+    #: one is on the shortest way between most of them, and may keep what it gets.
+    apart: bool = False
     says_goodbye: bool = False
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.insiders"
@@ -262,6 +273,13 @@ class Infiltrated:
     def floods(self) -> bool:
         """Whether the insider seals out of turn, and so often that it may void all other rounds."""
         return "seal" in self.lies and (self.lies_per_s > 1 or self.adopt_after is not None)
+
+    @property
+    def walls(self) -> list[tuple[str, str]]:
+        """The pairs that never reach each other, if the honest are in a line."""
+        honest = [f"learner-{i}" for i in range(self.n) if i != self.insider]
+        near = set(pairwise(honest))
+        return [pair for pair in combinations(honest, 2) if pair not in near]
 
     def play(self) -> InsiderCluster:
         """Play it. Raises `AssertionError` if a law is broken for an honest learner."""
@@ -293,13 +311,15 @@ class Infiltrated:
             after = cluster.rounds_since(gone_at, self.fragments)
         cluster.seen["rounds beside"] += sum(beside)
         cluster.seen["rounds after"] += sum(after.values())
-        assert self.floods or min(beside, default=ROUNDS_BESIDE) >= ROUNDS_BESIDE, (
+        assert self.floods or self.apart or min(beside, default=ROUNDS_BESIDE) >= ROUNDS_BESIDE, (
             "no rounds beside the insider",
             beside,
         )
         assert min(after.values()) >= ROUNDS_AFTER, ("no rounds when it has gone", after)
-        assert cluster.settle(LIMIT_S), (
-            f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
+        # In a line, one after the other takes an anchor on the word of the next one alone.
+        limit_s = LIMIT_S * (self.n if self.apart else 1)
+        assert cluster.settle(limit_s), (
+            f"no common model {limit_s:g} s after the last fault: {cluster.keys()}"
         )
         return cluster
 
@@ -317,13 +337,15 @@ class Infiltrated:
             yield replace(self, stays=False)
         if self.zones:
             yield replace(self, zones=0)
+        if self.apart:
+            yield replace(self, apart=False)
 
 
 def draw(seed: int) -> Infiltrated:
     """Two to four honest learners, and one that lies in some ways."""
     r = random.Random(f"insiders {seed}")
     n = r.choice([3, 3, 3, 4, 4, 5])
-    kinds = [lie for lie in (*LIES, *WAYS) if lie not in ("joint", "paces")]
+    kinds = [lie for lie in (*LIES, *WAYS) if lie not in DRAWN_APART]
     if r.random() < 0.5:  # else nothing that is said in another's name, which weakens the account
         kinds.remove("names")
     lies = tuple(sorted(r.sample(kinds, r.choice([1, 2, 4, len(kinds)]))))
@@ -358,6 +380,27 @@ def draw_joint(seed: int) -> Infiltrated:
         lies=lies,
         lies_per_s=r.choice([0.5, 4.0]),
         zones=2,
+        faults=(),
+    )
+
+
+def draw_apart(seed: int) -> Infiltrated:
+    """Honest learners in a line, and an insider between all of them, that lies in the ways that it
+    knows, or keeps what it gets, or both, and perhaps in something else. It tells of no later
+    processes of others: those that know them by hearsay alone would believe that."""
+    r = random.Random(f"ways of insiders {seed}")
+    storm = draw(seed)
+    n = r.choice([4, 5, 6])
+    others = r.choice([(), (), ("pass on",), ("seal",), storm.lies])
+    lies = {*r.choice([("ways",), ("silence",), ("silence", "ways")]), *others}
+    lies -= {"joint", "rumor", "beat"}
+    return replace(
+        storm,
+        n=n,
+        insider=r.randrange(n),
+        lies=tuple(sorted(lies)),
+        zones=0,
+        apart=True,
         faults=(),
     )
 
@@ -402,15 +445,23 @@ def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fa
 # Playing many
 
 
-def seen_in(seeds: range, joint: bool = False) -> tuple[Counter[str], list[str]]:
+#: By what is asked for on the command line.
+DRAWS = {"any": draw, "joint": draw_joint, "apart": draw_apart}
+
+
+def seen_in(seeds: range, kind: str = "any") -> tuple[Counter[str], list[str]]:
     """Counts of the events in the storms of these seeds, and the failure of each that failed."""
-    return playing.seen_in(seeds, draw_joint if joint else draw)
+    return playing.seen_in(seeds, DRAWS[kind])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Storms with one learner that lies.")
     parser.add_argument("--seeds", default="0:2000", metavar="FROM:TO")
-    parser.add_argument("--joint", action="store_true", help="relays that lie in joint offers")
+    for kind, what in (
+        ("joint", "relays that lie in joint offers"),
+        ("apart", "go-betweens that lie, or keep what they get"),
+    ):
+        parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=what)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--replay", metavar="STORM", help="play one that was printed")
     arguments = parser.parse_args()
@@ -423,7 +474,7 @@ def main() -> None:
     started, seen, failed = time.monotonic(), Counter[str](), 0
     parts = [range(i, min(i + 20, last)) for i in range(first, last, 20)]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for some, wrong in pool.map(partial(seen_in, joint=arguments.joint), parts):
+        for some, wrong in pool.map(partial(seen_in, kind=arguments.kind or "any"), parts):
             seen.update(some)
             failed += len(wrong)
             print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from mend_optim.errors import PeerError
 
+#: What torch's errors say, which are plain `RuntimeError`s, when the system has no more memory.
+_NO_MEMORY = ("DefaultCPUAllocator: ", "std::bad_alloc")
+
 
 @contextmanager
 def blamed_on_peer() -> Iterator[None]:
@@ -19,4 +22,6 @@ def blamed_on_peer() -> Iterator[None]:
     except (PeerError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY):
+            raise MemoryError(str(error)) from error
         raise PeerError(f"{type(error).__name__}: {error}") from error

@@ -866,6 +866,7 @@ MUTANTS = (
     Mutant("passed-on-as-its-own", 8, "transport/transfers", "self._handler.passed_on(offer, link.id)", "self._handler.receive(offer)", PASSED_ON),
     Mutant("errors-of-a-peer-end-a-thread", 8, "worker/blame", "except Exception as error:", "except PeerError as error:", BLAME),
     Mutant("memory-is-a-peers-fault", 8, "worker/blame", "except (PeerError, MemoryError):", "except PeerError:", BLAME),
+    Mutant("torchs-memory-is-a-peers-fault", 8, "worker/blame", "if isinstance(error, RuntimeError) and any(", "if False and any(", BLAME),
     Mutant("inspecting-blames-nobody", 8, "worker/fragment_anchor",
            "        with blamed_on_peer():\n            check_packet(section(offer", "        if True:\n            check_packet(section(offer", ANCHOR),
     Mutant("merging-blames-nobody", 8, "worker/fragment_anchor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mend_optim.errors import PeerError
 from mend_optim.worker.blame import blamed_on_peer
@@ -18,6 +19,18 @@ def test_an_error_about_a_peers_bytes_is_the_peers_fault(error: Exception) -> No
 def test_running_out_of_memory_is_nobodys_fault() -> None:
     with pytest.raises(MemoryError), blamed_on_peer():
         raise MemoryError
+
+
+def test_nor_is_it_when_torch_runs_out_of_memory() -> None:
+    """Its allocator raises a plain `RuntimeError`."""
+    with pytest.raises(MemoryError, match=str(4 << 50)) as told, blamed_on_peer():
+        torch.empty(1 << 50)
+    assert isinstance(told.value.__cause__, RuntimeError)
+
+
+def test_nor_is_it_when_the_library_below_torch_does() -> None:
+    with pytest.raises(MemoryError, match="bad_alloc"), blamed_on_peer():
+        raise RuntimeError("std::bad_alloc")
 
 
 def test_a_fault_that_has_a_name_keeps_it() -> None:

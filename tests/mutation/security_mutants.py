@@ -40,6 +40,13 @@ SECURITY_MUTANTS = (
         "True",
         FILES,
     ),
+    mutant(
+        "credentials-move-with-the-script",
+        "security/loading",
+        "replace(credentials, path=credentials.path.absolute())",
+        "credentials",
+        of("unit/transport/security/test_renewal", "changed_its_folder"),
+    ),
     mutant("headers-cost-nothing", "inflow", "max(FRAME_COST, nbytes / self._unit)", "0", PACED),
     mutant("large-headers-cost-little", "inflow", "FRAME_COST, nbytes", "FRAME_COST, 0", PACED),
     mutant("small-chunks-cost-nothing", "inflow", "if nbytes < LARGE_FRAME:", "if False:", PACED),

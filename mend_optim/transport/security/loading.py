@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mend_optim.errors import UsageError
@@ -29,7 +30,8 @@ class CredentialFiles:
 
     def __init__(self, source: str, credentials: Credentials, name: str) -> None:
         self._source = source
-        self._credentials = credentials
+        # The script may change its folder before the files are read again.
+        self._credentials = replace(credentials, path=credentials.path.absolute())
         self._name = name
         #: The files as they were when they were last read and right.
         self._seen: Stamps = ()

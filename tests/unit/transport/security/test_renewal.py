@@ -517,6 +517,22 @@ def test_a_list_that_would_shut_nobody_out_leaves_the_former_one_and_is_told_of_
     assert right == first
 
 
+def test_files_are_read_where_they_were_when_the_script_has_changed_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_of(tmp_path / "pki", AUTHORITY, "a")
+    monkeypatch.chdir(tmp_path)
+    files = CredentialFiles("credentials", Credentials.files("pki"), "a")
+    former = files.read()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert files.read_again() is None
+    files_of(tmp_path / "pki", AUTHORITY, "a")
+    present = files.read_again()
+    assert present is not None
+    assert present.chain != former.chain
+
+
 def test_a_secret_is_never_read_again(tmp_path: Path) -> None:
     file = secret_in(tmp_path)
     files = CredentialFiles("credentials", Credentials.secret(file), "a")

@@ -79,8 +79,12 @@ class WaitBar:
 
 
 def _is_terminal() -> bool:
-    """Whether somebody looks at stderr. Programs without a console may have none."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Whether somebody looks at stderr. Programs without a console may have none, a daemon may have
+    closed it, and what a script puts in its place often has `write` and `flush` alone."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def _new_bar(text: str, received: int) -> Any:

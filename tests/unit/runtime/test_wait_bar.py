@@ -158,7 +158,23 @@ def test_a_wait_that_fails_clears_its_bar_and_draws_no_more(terminal: Terminal) 
     assert len(FakeBar.made[0].drawn) == 1
 
 
-@pytest.mark.parametrize("stderr", [io.StringIO(), None])
+class Tee:
+    """What scripts put in the place of stderr to keep a copy of it."""
+
+    def write(self, text: str) -> None:
+        raise AssertionError(f"nobody looks at {text!r}")
+
+    def flush(self) -> None:
+        pass
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [io.StringIO(), None, Tee(), closed()])
 def test_there_is_none_where_nobody_looks(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, stderr: Any
 ) -> None:

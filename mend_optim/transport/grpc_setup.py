@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from multiprocessing import current_process
 
 from mend_optim.errors import UsageError
 
@@ -52,6 +53,18 @@ def refuse_after_fork() -> None:
             f"process {os.getpid()}, a child of {_used_in}: gRPC does not survive the fork; start "
             "it with multiprocessing.get_context('spawn'), or make the first MendOptimizer with "
             "peers after you have forked"
+        )
+
+
+def refuse_import_of_main() -> None:
+    """A spawned process imports the script of the one that has started it, before it does its own
+    work. A learner that is made there would be a second one."""
+    # multiprocessing itself asks this when a process is about to start another one
+    if getattr(current_process(), "_inheriting", False):
+        raise UsageError(
+            "listen and peers must not be given while a spawned process, such as a worker of a"
+            f" DataLoader, imports the script, got process {os.getpid()}, a child of"
+            f" {os.getppid()}; put what trains below if __name__ == '__main__':"
         )
 
 

@@ -47,7 +47,12 @@ from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.first_messages import FirstMessages
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.grpc_options import channel_options, most_streams
-from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork, refuse_green_threads
+from mend_optim.transport.grpc_setup import (
+    begin_use,
+    refuse_after_fork,
+    refuse_green_threads,
+    refuse_import_of_main,
+)
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.lanes import Lanes, most_lanes
 from mend_optim.transport.link import Link
@@ -109,6 +114,7 @@ class Transport:
         lists: Sequence[PeerList] = (),
     ) -> None:
         refuse_after_fork()
+        refuse_import_of_main()
         refuse_green_threads()
         if listen is not None:
             parse_address(listen_from, listen)

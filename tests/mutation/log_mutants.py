@@ -90,6 +90,22 @@ LOG_MUTANTS = (
         of("unit/transport/test_grpc_setup"),
     ),
     Mutant(
+        "a-learner-in-each-spawned-worker",
+        7,
+        "transport/grpc_transport",
+        "        refuse_import_of_main()\n",
+        "",
+        of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
+        "a-spawned-worker-may-import-the-script",
+        7,
+        "transport/grpc_setup",
+        'if getattr(current_process(), "_inheriting", False):',
+        "if False:",
+        of("unit/transport/test_grpc_setup"),
+    ),
+    Mutant(
         "a-patched-socket-is-refused",
         7,
         "transport/grpc_setup",

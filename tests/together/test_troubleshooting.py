@@ -28,6 +28,7 @@ from mend_optim import (
     Event,
     FailSlow,
     Int4,
+    MendError,
     MendOptimizer,
     Timing,
     UsageError,
@@ -65,6 +66,7 @@ from tests.support.engines import (
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
+    PATIENCE_S,
     TIMING,
     Watch,
     cluster,
@@ -598,6 +600,18 @@ def beyond_the_end() -> Said:
         return [line for line in lines if "trains alone" in line]
 
 
+def broken_thread() -> Said:
+    with cluster(descent(0.0)) as (alone,):
+        drive([alone], 1, lambda i, s: 1.0)
+        assert alone._learner is not None
+        alone._learner.worker.put(lambda: torch.empty(1 << 50))  # more than any machine has
+        alone._learner.worker.thread.join(PATIENCE_S)
+        with pytest.raises(MendError) as error:
+            drive([alone], 1, lambda i, s: 1.0)
+        assert "can't allocate memory" in str(error.value.__cause__)
+    return [str(error.value)]
+
+
 def begins(inner: Optimizer, kind: str, **options: Any) -> Said:
     watch = Watch()
     told = {"name": "a", "listen": LOOPBACK, "timing": TIMING, "on_event": watch, **options}
@@ -781,6 +795,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Work that a merge cannot take": lambda: begins(
         descent(1.0), "unclosed", codec="powersgd", merge="median"
     ),
+    "A thread that has failed": broken_thread,
     "The first merge": first_merge,
     "The summary": summary,
     "Links that would leave this machine": open_links,

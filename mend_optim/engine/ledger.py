@@ -142,8 +142,9 @@ class Event:
                         `timing.beat_s` allows
     stuck               peer, incarnation, for_s, cause, refusal: a peer lives, and for so long each
                         transfer of a fragment's offers to it, or anchors from it, has failed. The
-                        cause of the last failure is "broken", "ended", "damaged" or "unanswered";
-                        the peer's words, if it has ended the transfer itself, or empty
+                        cause of the last failure is "broken", "ended", "damaged", "untrusted" or
+                        "unanswered"; the peer's words, if it has ended the transfer itself, or
+                        empty
     unstuck             peer, incarnation: they get through. If the peer leaves, or is evicted,
                         this does not come
     together            peers (names): this learner is no longer alone

@@ -127,6 +127,8 @@ _REMEDIES = {
     "status().refused",
     Cause.DAMAGED: "bytes of the last one changed on the way: look for what damages them between "
     "{0} and this machine, such as a router, a tunnel or a network card",
+    Cause.UNTRUSTED: "this learner does not accept the certificate that {0} shows now: compare the "
+    "authorities and dates of both, and issue one of the two again",
     Cause.UNANSWERED: "{0} has not answered the last question: look whether it trains, and at its "
     "log",
 }

@@ -15,6 +15,8 @@ class Cause(Enum):
     ENDED = "ended"
     #: Bytes of the message changed on the way.
     DAMAGED = "damaged"
+    #: The certificate that the peer shows on a new connection is not accepted.
+    UNTRUSTED = "untrusted"
     #: The peer, which cannot be dialled, has not answered.
     UNANSWERED = "unanswered"
 

@@ -35,6 +35,15 @@ _WORDS = (
     ("unimplemented", Unreached.PROTOCOL),
 )
 
+#: Words of a fault, in lower case, where this learner does not accept what the other side shows.
+_DISTRUST = ("certificate_verify_failed", "hostname verification", "not in peer certificate")
+
+
+def is_distrust(fault: PeerError) -> bool:
+    """Whether no connection came about, because of the certificate that the other side shows."""
+    text = str(fault).lower()
+    return text.startswith("unavailable") and any(words in text for words in _DISTRUST)
+
 
 def why_unreached(fault: PeerError) -> Unreached:
     """Return why a hello failed.

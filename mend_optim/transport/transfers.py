@@ -29,6 +29,7 @@ from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
 from mend_optim.protocol.transfer_fault import BROKEN, Cause, TransferFault
 from mend_optim.transport.background_log import BackgroundLog
 from mend_optim.transport.checksums import DamagedError
+from mend_optim.transport.diagnosis import is_distrust
 from mend_optim.transport.frames import (
     ACK,
     Assembler,
@@ -430,6 +431,8 @@ def _told(fault: BaseException) -> TransferFault:
             return TransferFault(Cause.DAMAGED)
         case RpcFailed() if fault.is_damage:
             return TransferFault(Cause.DAMAGED)
+        case RpcFailed() if is_distrust(fault):
+            return TransferFault(Cause.UNTRUSTED)
         case RpcFailed() if fault.is_refusal:
             words = UNEXPLAINED if fault.is_unexplained else str(fault)
             return TransferFault(Cause.ENDED, words[:REFUSAL_LENGTH])

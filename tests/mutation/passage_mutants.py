@@ -57,6 +57,23 @@ PASSAGE_MUTANTS = (
         of("unit/transport/test_transfers"),
     ),
     Mutant(
+        "another-authority-is-a-broken-way",
+        LAW,
+        "transport/transfers",
+        "        case RpcFailed() if is_distrust(fault):\n"
+        "            return TransferFault(Cause.UNTRUSTED)\n",
+        "",
+        of("unit/transport/security/test_renewal", "another_authority"),
+    ),
+    Mutant(
+        "a-peers-words-are-about-its-certificate",
+        LAW,
+        "transport/diagnosis",
+        'text.startswith("unavailable") and ',
+        "",
+        of("unit/transport/test_diagnosis", "only_grpc_says"),
+    ),
+    Mutant(
         "damage-at-the-peer-is-a-broken-way",
         LAW,
         "transport/stream",

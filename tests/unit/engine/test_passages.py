@@ -246,6 +246,7 @@ def test_transfers_that_the_peer_ends_itself_are_told_with_its_words(kind: type)
     [
         (Cause.BROKEN, "10 kB a second"),
         (Cause.DAMAGED, "look for what damages them between peer and this machine"),
+        (Cause.UNTRUSTED, "does not accept the certificate that peer shows now"),
         (Cause.UNANSWERED, "peer has not answered the last question"),
     ],
 )

@@ -19,9 +19,10 @@ from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import server as room
 from mend_optim.transport.connection import SERVICE
-from mend_optim.transport.diagnosis import why_unreached
+from mend_optim.transport.diagnosis import is_distrust, why_unreached
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security import probe
+from mend_optim.transport.stream import RpcFailed
 from tests.unit.transport.recorder import LIMIT, Recorder
 
 grpc = room.grpc  # not imported here: its first importer decides about its fork handlers
@@ -188,3 +189,11 @@ def test_words_that_no_dial_here_brings_about(details: str, cause: Unreached) ->
 
 def test_every_cause_has_a_remedy() -> None:
     assert all(cause.remedy for cause in Unreached)
+
+
+def test_only_grpc_says_that_a_certificate_is_not_accepted() -> None:
+    """A peer's own words don't count."""
+    words = "Tls handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED"
+    assert is_distrust(RpcFailed("UNAVAILABLE", words))
+    assert not is_distrust(RpcFailed("UNKNOWN", words))
+    assert not is_distrust(RpcFailed("UNAVAILABLE", "Socket closed"))

@@ -22,6 +22,7 @@ import pytest
 from mend_optim import Credentials
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Call
+from mend_optim.protocol.transfer_fault import Cause, TransferFault
 from mend_optim.transport import background_log, renewal, server
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.grpc_transport import Transport
@@ -163,6 +164,17 @@ async def test_bulky_messages_show_the_new_certificate(folder: Folder) -> None:
     assert known is not None
     assert known.certificate is not None
     assert known.certificate.sha256 == new
+
+
+@with_files
+async def test_an_offer_that_another_authority_holds_up_says_so(folder: Folder) -> None:
+    """The connections that are open go on, and new ones are not made."""
+    a, b = await folder.pair()
+    files_of(folder.of("a"), new_authority(), "a")
+    await look(a)
+    a.transport.send(b.id, offer_of(a, fragment=1), "")
+    await a.until(lambda: a.of("undelivered"))
+    assert a.transfer_faults == [TransferFault(Cause.UNTRUSTED)]
 
 
 @with_files

@@ -59,6 +59,7 @@ class Beats:
             zone=state.roster.zone,
             takes_joint=state.takes_joint(0),
             declines=state.roster.declines,
+            rests=state.resting,
         )
 
     def _report(self, fragment: Progress, group: bytes) -> Report:

@@ -31,8 +31,8 @@ class View:
     step_s: float
     #: When all learners know one another: before, one of them may seal for some of the others.
     known_at: float
-    #: Whether all learners finish: nobody takes a step between two rounds.
-    all_finish: bool
+    #: Whether all learners are at rest: nobody takes a step between two rounds.
+    all_rest: bool
     #: Until when a peer with a greater anchor is waited for; in the past if there is none.
     behind_until: float
 
@@ -58,13 +58,13 @@ def plan(view: View, policies: Policies) -> Plan:
 
     A seal that leaves out an awaited learner comes no sooner than about H median steps after the
     last one: rounds that come too often over-drive the outer momentum. In lockstep there is no such
-    interval, because learners offer at their own boundaries alone. Nor is there one once all
-    learners finish: then each of them waits for the last round."""
+    interval, because learners offer at their own boundaries alone. Nor is there one while all
+    learners rest: then each of them waits for the last round."""
     now, round, schedule = view.now, view.round, policies.schedule
     if now < view.known_at:
         return Plan(wake_at=view.known_at)
     period_s = view.period * view.step_s
-    interval_s = 0.0 if schedule.lockstep or view.all_finish else period_s
+    interval_s = 0.0 if schedule.lockstep or view.all_rest else period_s
     launch = round.launch_due(now, view.awaited, interval_s)
     if round.phase is Phase.WAITING and not launch:
         launch_at = round.sealed_at + interval_s

@@ -145,7 +145,7 @@ class Sealer:
                 state.roster.known_at(started=fragment.lineage.version > 0),
                 state.knows_others_at(now),
             ),
-            all_finish=state.finishes and all(p.word and p.word.finishes for p in state.roster),
+            all_rest=state.resting and all(peer.rests for peer in state.roster),
             behind_until=self.adoption.pulling.behind_until(now, fragment),
         )
 

@@ -136,6 +136,12 @@ class Peer:
         return self.silent or self.deaf
 
     @property
+    def rests(self) -> bool:
+        """Whether it takes no step now: it synchronizes, or finishes, as far as others tell."""
+        synchronizes = self.beat is not None and self.beat.rests
+        return synchronizes or (self.word is not None and self.word.finishes)
+
+    @property
     def declines(self) -> bool:
         """Whether it leaves its place as a sealer to others."""
         return self.word is not None and self.word.declines

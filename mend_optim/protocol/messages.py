@@ -242,6 +242,8 @@ class Beat:
     takes_joint: int = NO_JOINT
     #: Whether the sender leaves its place as a sealer to others: see `engine/declining.py`.
     declines: bool = False
+    #: Whether the sender is at rest: it takes no step before all of its work is merged.
+    rests: bool = False
 
     @property
     def begun(self) -> int:

@@ -185,6 +185,7 @@ def _beat(beat: Beat) -> pb.Beat:
         zone=beat.zone,
         takes_joint=beat.takes_joint,
         declines=beat.declines,
+        rests=beat.rests,
     )
 
 
@@ -213,6 +214,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         zone=checked_name("zone", beat.zone, may_be_empty=True),
         takes_joint=checked_count("takes_joint", beat.takes_joint),
         declines=beat.declines,
+        rests=beat.rests,
     )
 
 

@@ -71,7 +71,7 @@ class Control(_message.Message):
     def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready", "turned_away", "ended", "zone", "takes_joint", "declines")
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready", "turned_away", "ended", "zone", "takes_joint", "declines", "rests")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class Beat(_message.Message):
     ZONE_FIELD_NUMBER: _ClassVar[int]
     TAKES_JOINT_FIELD_NUMBER: _ClassVar[int]
     DECLINES_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -116,7 +117,8 @@ class Beat(_message.Message):
     zone: str
     takes_joint: int
     declines: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: _Optional[int] = ..., declines: bool = ...) -> None: ...
+    rests: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: _Optional[int] = ..., declines: bool = ..., rests: bool = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("cause", "now", "before", "spread", "run")

@@ -68,7 +68,7 @@ def view(round: Round, now: float, **facts: Any) -> View:
         "period": 10,
         "step_s": STEP_S,
         "known_at": -NEVER,
-        "all_finish": False,
+        "all_rest": False,
         "behind_until": -NEVER,
     }
     return View(now=now, round=round, **{**given, **facts})
@@ -151,15 +151,15 @@ def test_in_lockstep_there_is_no_interval() -> None:
     assert planned(round, 105.0).seal == ""
 
 
-def test_there_is_no_interval_once_all_learners_finish() -> None:
+def test_there_is_no_interval_while_all_learners_rest() -> None:
     """Before, a learner whose last work was left out of a round waited for as long as H steps took,
     and so did all others."""
     round = waiting(offer_of(B))
     assert not planned(round, 101.0).launch
-    assert planned(round, 101.0, all_finish=True).launch
+    assert planned(round, 101.0, all_rest=True).launch
     round = calling(offer_of(A), offer_of(B), at=100.0, sealed_at=100.0)
     round.note_quorum(100.0, 2)
-    assert planned(round, 105.0, all_finish=True).seal == "grace_expired"
+    assert planned(round, 105.0, all_rest=True).seal == "grace_expired"
 
 
 # Call

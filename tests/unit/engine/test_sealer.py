@@ -50,14 +50,15 @@ def admit(engine: DrivenEngine, offer: Offer) -> None:
 @pytest.mark.parametrize(
     ("me", "peer", "other", "called"),
     [
-        (True, True, True, True),
-        (False, True, True, False),
-        (True, False, True, False),
-        (True, True, False, False),
+        ("finishes", "finishes", "finishes", True),
+        ("rests", "rests", "finishes", True),
+        ("trains", "finishes", "finishes", False),
+        ("rests", "trains", "finishes", False),
+        ("finishes", "rests", "trains", False),
     ],
 )
-def test_a_round_for_the_work_that_is_left_begins_at_once_if_all_finish(
-    me: bool, peer: bool, other: bool, called: bool
+def test_a_round_for_the_work_that_is_left_begins_at_once_if_all_rest(
+    me: str, peer: str, other: str, called: bool
 ) -> None:
     """As long as anybody trains, the next round begins an interval after the last. `other` is
     known by hearsay."""
@@ -67,11 +68,12 @@ def test_a_round_for_the_work_that_is_left_begins_at_once_if_all_finish(
     engine.done(engine.merge())
     engine.done(engine.jobs(Advance)[0])
     engine.apply()
-    if me:
-        engine.engine.rest(engine.now, finishing=True)
-    rumor = Rumor(THIRD, "", 1, finishes=other)
+    if me != "trains":
+        engine.engine.rest(engine.now, finishing=me == "finishes")
+    rumor = Rumor(THIRD, "", 1, finishes=other == "finishes")
     beat = next(b for b in engine.engine.state.roster.beats(BASE.genesis))
-    engine.receive(replace(beat, count=beat.count + 1, finishes=peer, roster=(rumor,)))
+    told = {"finishes": peer == "finishes", "rests": peer != "trains"}
+    engine.receive(replace(beat, count=beat.count + 1, roster=(rumor,), **told))
     left = replace(offer_of(PEER, 2), key=engine.lineage.key, follows=1, due=False)
     admit(engine, left)
     engine.tick(1.0)

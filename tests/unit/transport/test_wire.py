@@ -103,6 +103,7 @@ FULL = Beat(
     zone="rack-7",
     takes_joint=JOINT_MOMENTS,
     declines=True,
+    rests=True,
 )
 
 

@@ -70,6 +70,7 @@ BEAT = pb.Beat(
     zone="z",
     takes_joint=2**32 - 1,
     declines=True,
+    rests=True,
 )
 HELLO = pb.Hello(
     peer=PEER,

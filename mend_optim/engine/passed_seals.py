@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.reach import connects
+from mend_optim.membership.reach import connected
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Seal, Want
 
@@ -44,15 +44,13 @@ class PassedSeals:
         """The seal that the asker lacks, if it does not reach its sealer."""
         state, p = self.state, want.fragment
         seal = state.passed_seals[p].on(want.have, state.fragments[p].lineage.key)
-        is_on_way = seal and connects(state.roster, p, want.peer, seal.sealer)
+        is_on_way = seal and connected(state.roster, p, [want.peer], seal.sealer)
         return seal if is_on_way else None
 
     def _lacking(self, last: Seal, sealers: Collection[PeerId]) -> list[Key]:
         """The anchors before that of the last seal that learners show which one of the sealers does
         not reach."""
         p, roster = last.fragment, self.state.roster
-        return [
-            key
-            for id, key in self.state.shown(p)
-            if key < last.key and any(connects(roster, p, id, sealer) for sealer in sealers)
-        ]
+        behind = {id: key for id, key in self.state.shown(p) if key < last.key}
+        far = {id for sealer in sealers for id in connected(roster, p, behind, sealer)}
+        return [key for id, key in behind.items() if id in far]

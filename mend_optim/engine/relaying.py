@@ -22,7 +22,7 @@ from mend_optim.engine.pending import NEVER
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.reach import are_apart, connects, is_far_behind
+from mend_optim.membership.reach import are_apart, connected, is_far_behind
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal
@@ -105,10 +105,11 @@ class Relaying:
     def hand_down(self, seal: Seal) -> None:
         """The learners whose offers this one relays get the seal from it, too. Others may ask for
         it."""
-        state, inbox = self.state, self.state.rounds[seal.fragment].inbox
-        for peer in sorted(set(inbox) - {state.me}):
-            is_near = are_neighbours(state.roster, state.me, peer)
-            if is_near or connects(state.roster, seal.fragment, peer, seal.sealer):
+        state, p = self.state, seal.fragment
+        authors = sorted(set(state.rounds[p].inbox) - {state.me})
+        far = connected(state.roster, p, authors, seal.sealer)
+        for peer in authors:
+            if peer in far or are_neighbours(state.roster, state.me, peer):
                 state.emit(Send(peer, seal, EXCHANGE))
         self.passed_seals.keep(seal)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import PeerId
 
@@ -29,13 +31,15 @@ def is_far_behind(roster: Roster, giver: PeerId, sealer: PeerId, hop: PeerId) ->
     return sealer not in one.reaches and hop not in one.reaches
 
 
-def connects(roster: Roster, fragment: int, author: PeerId, sealer: PeerId) -> bool:
-    """Whether offers of an author for a fragment come to the sealer by this learner, and seals come
-    back: it reaches the sealer, or a go-between to it, and the author reaches none of these."""
+def connected(
+    roster: Roster, fragment: int, authors: Iterable[PeerId], sealer: PeerId
+) -> set[PeerId]:
+    """Those authors whose offers for a fragment come to the sealer by this learner, and seals come
+    back: it reaches the sealer, or a go-between to it, and they reach none of these."""
     hop = roster.go_betweens.choose(fragment, sealer, zone=roster.zone)
     if hop is None:
-        return are_apart(roster, author, sealer)
-    return is_far_behind(roster, author, sealer, hop)
+        return {author for author in authors if are_apart(roster, author, sealer)}
+    return {author for author in authors if is_far_behind(roster, author, sealer, hop)}
 
 
 def stay_apart(roster: Roster, one: PeerId, other: PeerId) -> bool:

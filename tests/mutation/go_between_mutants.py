@@ -331,9 +331,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "seals-take-one-hop",
         REACH,
-        "    if hop is None:\n        return are_apart(roster, author, sealer)\n"
-        "    return is_far_behind(roster, author, sealer, hop)",
-        "    return hop is None and are_apart(roster, author, sealer)",
+        "if is_far_behind(roster, author, sealer, hop)}",
+        "if hop is None}",
     ),
     mutant(
         "beats-tell-of-no-ways",
@@ -394,8 +393,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "seals-stay-between",
         RELAYING,
-        "if is_near or connects(state.roster, seal.fragment, peer, seal.sealer):",
-        "if is_near:",
+        "if peer in far or are_neighbours(state.roster, state.me, peer):",
+        "if are_neighbours(state.roster, state.me, peer):",
     ),
     mutant(
         "seals-from-between-are-refused",
@@ -531,8 +530,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "seals-are-kept-for-all",
         PASSED,
-        "if key < last.key and any(connects(roster, p, id, sealer) for sealer in sealers)",
-        "if key < last.key",
+        "return [key for id, key in behind.items() if id in far]",
+        "return list(behind.values())",
         ENGINE,
         8,
     ),

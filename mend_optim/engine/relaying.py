@@ -157,9 +157,9 @@ class Relaying:
         return roster.find(between or sealer.id) or sealer
 
     def _lacking(self, round: Round, sealer: Peer, to: Peer) -> Iterator[Offer]:
-        """Offers with work which the next hop does not hold: of learners that are gone, of those
-        that the sealer does not reach, even if there are several hops between them, and of those of
-        this zone if the sealer is in another one."""
+        """Offers with work which the next hop does not hold, and that did not come from there: of
+        learners that are gone, of those that the sealer does not reach, even if there are several
+        hops between them, and of those of this zone if the sealer is in another one."""
         p, roster = round.fragment, self.state.roster
         reports = to.beat.reports if to.beat else ()
         held = reports[p].held if p < len(reports) else ()
@@ -171,7 +171,9 @@ class Relaying:
             behind = is_far_behind(roster, offer.passed_by or peer, sealer.id, to.id)
             wanted = relayed or apart or behind or not self._lives(peer)
             separate = offer.carrier is None and not offer.others
-            if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:
+            comes_back = to is not sealer and to.id in (peer, offer.passed_by)
+            held_or_back = comes_back or (offer.peer, offer.seq) in held
+            if wanted and separate and offer.steps and not held_or_back:
                 yield offer
 
     def _lives(self, peer: PeerId) -> bool:

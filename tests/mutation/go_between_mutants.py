@@ -329,6 +329,18 @@ GO_BETWEEN_MUTANTS = (
         "is_far_behind(roster, peer, sealer.id, to.id)",
     ),
     mutant(
+        "neighbours-get-their-own-offers",
+        RELAYING,
+        "to.id in (peer, offer.passed_by)",
+        "to.id == offer.passed_by",
+    ),
+    mutant(
+        "orphans-go-back",
+        RELAYING,
+        "to.id in (peer, offer.passed_by)",
+        "to.id == peer",
+    ),
+    mutant(
         "seals-take-one-hop",
         REACH,
         "if is_far_behind(roster, author, sealer, hop)}",

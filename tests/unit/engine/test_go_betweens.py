@@ -570,6 +570,29 @@ def test_an_offer_does_not_go_back_to_the_go_between_that_it_came_from() -> None
     assert sends(engine, Offer) == []
 
 
+def test_the_offer_of_a_learner_that_is_gone_does_not_go_back_either() -> None:
+    """Its go-between had it, and may hold it no more because the sealer did not keep it."""
+    engine = relayed_on((), giver=BETWEEN)
+    engine.engine.state.roster.leave(AUTHOR)
+    wait(engine, 3.0)
+    assert (AUTHOR, 1) in engine.engine.state.rounds[0].held()
+    assert sends(engine, Offer) == []
+
+
+def test_a_relay_does_not_send_its_neighbour_the_offer_that_came_from_there() -> None:
+    """The neighbour took it for the relay before their link to the sealer broke. Now the way to the
+    sealer is by the neighbour. Before, that one got its own offer, again and again."""
+    engine = author(FAR)
+    engine.engine.state.roster.zone = "here"
+    engine.beat(BETWEEN, address="between:1", reaches=(ME, FAR), zone="here")
+    engine.receive(offer_of(BETWEEN))
+    engine.done(engine.jobs(Inspect)[0])
+    wait(engine, 3.0)
+    assert engine.engine.state.sealer(0) == FAR
+    assert (BETWEEN, 1) in engine.engine.state.rounds[0].held()
+    assert sends(engine, Offer) == []
+
+
 def test_such_an_offer_is_not_given_up_because_a_go_between_does_not_keep_it() -> None:
     """There its author may still be on the roster."""
     engine = author(FAR)

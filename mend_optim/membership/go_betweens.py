@@ -7,7 +7,8 @@ All learners have to choose the same sealer. If each chose from those that it re
 seal what e seals, and work of one room after the other would be lost. So a learner chooses also
 from those that a peer reaches, itself or through others, by that peer's own beats, if an anchor has
 their work, or while it has little to lose: in a new run no anchor has any. It sends its offer to
-the peer with the shortest way, which passes it on, and gets the seal from there.
+the peer with the shortest way, which passes it on, and gets the seal from there. And it does not
+choose a newcomer, itself included, that has to go through others, before an anchor has its work.
 
 A peer may say that it reaches a learner which is dead, and keep all offers. So a go-between is
 doubted while nothing comes of what it gets."""
@@ -42,15 +43,33 @@ class GoBetweens:
 
     def choosable(self, peers: Sequence[Peer]) -> Sequence[Peer]:
         """Return those of some peers that may be chosen as sealers: this learner has heard them
-        itself, or others reach them."""
-        if all(peer.heard for peer in peers):
+        itself, or others reach them. A newcomer that does not reach all others is not chosen before
+        an anchor has its work: those that it does not reach would not choose it either."""
+        if all(peer.heard and not peer.far for peer in peers):
             return peers
         usable = list(self._usable())
 
         def reached(id: PeerId) -> bool:
             return any(peer.hops_to(id) for peer in usable)
 
-        return [p for p in peers if p.heard or (self.believes_in(p.id) and reached(p.id))]
+        return [
+            p
+            for p in peers
+            if (p.heard and not p.far) or ((p.heard or reached(p.id)) and self.believes_in(p.id))
+        ]
+
+    def candidates(self, peers: Sequence[Peer], me: Sequence[PeerId]) -> list[PeerId]:
+        """Return those of some peers that may be chosen, and this learner (`me`; empty if nobody
+        can dial it) if it may be, too. If nobody may, all of them that this learner has heard, and
+        itself."""
+        ids = (peer.id for peer in self.choosable(peers))
+        able = [*ids, *filter(self._is_choosable, me)]
+        return able or [*(peer.id for peer in peers if peer.heard), *me]
+
+    def _is_choosable(self, me: PeerId) -> bool:
+        """Whether this learner may be chosen, as its peers see it."""
+        far = (peer.id for peer in self._peers.values() if not peer.reached)
+        return self.believes_in(me) or not self.hops(far)
 
     def hops(self, ids: Iterable[PeerId]) -> dict[PeerId, int]:
         """Return the links on the shortest way to each of some learners that this one does not

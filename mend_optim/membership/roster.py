@@ -400,8 +400,7 @@ class Roster:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
         live = [p for p in self if p.address and not p.suspected and p.has(fragment)]
-        able = self._candidates(self.go_betweens.choosable(live))
-        return choose(fragment, able, self.declines_to_seal)
+        return choose(fragment, self._candidates(live), self.declines_to_seal)
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
@@ -422,9 +421,10 @@ class Roster:
         peers = [peer for peer in self if peer.address and peer.has(fragment)]
         return self.go_betweens.choosable(peers)
 
-    def _candidates(self, peers: Iterable[Peer]) -> list[PeerId]:
-        """These peers, and this learner if it can be dialled."""
-        return [*(peer.id for peer in peers), *([self.me] if self.address else ())]
+    def _candidates(self, peers: Sequence[Peer]) -> list[PeerId]:
+        """Those of these peers that may be chosen, and this learner if it can be dialled and may
+        be."""
+        return self.go_betweens.candidates(peers, [self.me] if self.address else [])
 
     def declines_to_seal(self, id: PeerId) -> bool:
         """Whether a learner, perhaps this one, leaves its place as a sealer to others."""

@@ -39,13 +39,15 @@ def any_net(seed: int) -> tuple[int, Links]:
     return n, sorted(links | more)  # type: ignore[arg-type]
 
 
-def linked(n: int, links: Links, fragments: int, seed: int) -> Ends:
+def linked(n: int, links: Links, fragments: int, seed: int, late: int = 0) -> Ends:
+    """A cluster that has been started, but for its last learners."""
     named = [tuple(f"learner-{i}" for i in pair) for pair in combinations(range(n), 2)]
     reach = {frozenset(f"learner-{i}" for i in pair) for pair in links}
     walls = [(a, b) for a, b in named if frozenset((a, b)) not in reach]
     chosen = policies(sync_every=5 * fragments, fragments=fragments)
     cluster = Ends(n, seed, chosen, loss=0.0, walls=walls)
-    cluster.start_all()
+    for name in cluster.names[: n - late]:
+        cluster.start(name, 1.0)
     return cluster
 
 
@@ -74,6 +76,26 @@ def test_all_end_soon_in_a_net_of_any_shape(seed: int) -> None:
     fragments. Two branches got on side by side, and one of four such clusters did not end within
     600 s."""
     end_together(linked(*any_net(seed), fragments=3, seed=seed), seed)
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("n", [4, 6])
+def test_a_learner_that_joins_late_at_the_end_of_a_line_makes_no_branch(
+    n: int, fragments: int
+) -> None:
+    """Before, it sealed some fragments with the learner that hears it, and the others went on
+    without the two: of four in a line, for as long as they trained."""
+    cluster = linked(n, list(pairwise(range(n))), fragments, seed=1, late=1)
+    cluster.run(100.0)
+    cluster.start_all()
+    cluster.run(60.0)
+    assert len(cluster.learners) == n
+    lists = [
+        [learner.engine.state.sealer(p) for p in range(fragments)]
+        for learner in cluster.learners.values()
+    ]
+    assert all(each == lists[0] for each in lists)
+    end_together(cluster, seed=1)
 
 
 def end_together(cluster: Ends, seed: int) -> None:

@@ -68,24 +68,24 @@ def test_a_learner_that_nobody_knows_by_its_work_seals_nothing() -> None:
     assert author().engine.state.sealer(0) == BETWEEN
 
 
-@pytest.mark.parametrize(("name", "is_chosen"), [("newcomer", True), ("between", False)])
+@pytest.mark.parametrize(("name", "is_peer"), [("newcomer", True), ("between", False)])
 def test_a_newcomer_that_does_not_reach_all_seals_nothing_before_an_anchor_has_its_work(
-    name: str, is_chosen: bool
+    name: str, is_peer: bool
 ) -> None:
     """Those that it does not reach don't choose it before either. Else it would seal with those
-    that it reaches, and the others without them, side by side. `is_chosen`: whether the peer is the
+    that it reaches, and the others without them, side by side. `is_peer`: whether the peer is the
     newcomer, or this learner."""
     engine, peer = DrivenEngine(), PeerId(name, 1)
-    who, other = (peer, ME) if is_chosen else (ME, peer)
+    newcomer, other = (peer, ME) if is_peer else (ME, peer)
     known = {other}
     engine.engine.state.roster.go_betweens.believes_in = known.__contains__
     meet(engine, peer, "peer:1", ME)
-    assert engine.engine.state.sealer(0) == who
+    assert engine.engine.state.sealer(0) == newcomer
     engine.engine.state.roster.gossip(engine.now, [Rumor(FAR, "far:1", 1)])
     engine.beat(peer, address="peer:1", reaches=(ME,), far={FAR: 2})
     assert engine.engine.state.sealer(0) == other
-    known.add(who)
-    assert engine.engine.state.sealer(0) == who
+    known.add(newcomer)
+    assert engine.engine.state.sealer(0) == newcomer
 
 
 def test_somebody_seals_if_the_anchors_have_work_of_nobody_that_is_here() -> None:

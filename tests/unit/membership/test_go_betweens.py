@@ -321,8 +321,8 @@ class Net:
         )
 
     def links_to(self, sealer: PeerId, p: int) -> dict[str, int]:
-        """By learner, the links on the way that its offers take: each goes to the first hop of
-        whoever has it."""
+        """By learner, the links on the way that its offers take: each goes on to the
+        first hop of the learner that has it."""
         found = {}
         for me in self.graph:
             at, links = me, 0

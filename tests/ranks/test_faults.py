@@ -70,8 +70,9 @@ def suffer(company: Company, fault: Fault) -> int:
     company.start("a", "endure", 2, timeout_s=timeout_s, fault=fault)
     struck = company.await_event(victim, "struck")
     if fault.deed == "kill all":
-        company.signal(victim, signal.SIGKILL)
+        # The victim has stopped. The other one would notice its death, and might end first.
         company.signal(other, signal.SIGKILL)
+        company.signal(victim, signal.SIGKILL)
     raised = raised_by(company, fault, victim, other)
     for said in raised:
         assert re.match(FAULTS[fault], f"{said['kind']}: {said['text']}"), said

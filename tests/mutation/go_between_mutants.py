@@ -54,6 +54,13 @@ GO_BETWEEN_MUTANTS = (
         CHOICE,
     ),
     mutant(
+        "a-far-newcomer-seals-if-all-that-may-are-heard",
+        ROOM,
+        "if all(peer.heard and not peer.far for peer in peers):",
+        "if all(peer.heard for peer in peers):",
+        CHOICE,
+    ),
+    mutant(
         "learners-without-work-seal",
         ROOM,
         "((p.heard or reached(p.id)) and self.believes_in(p.id))",

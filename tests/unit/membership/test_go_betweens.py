@@ -406,3 +406,14 @@ def test_the_ways_of_a_peer_that_is_heard_no_more_are_none() -> None:
         roster.gossip(second, [Rumor(id_of(name), f"{name}:1", second + 50) for name in "bcd"])
         roster.expire(second)
     assert roster.peers["b"].far == {}
+
+
+def test_a_newcomer_is_not_chosen_either_if_those_that_it_does_not_reach_cannot_seal() -> None:
+    """Nobody can dial them, so all that may seal are heard; but they choose a sealer, too."""
+    roster = roster_of(joined("abc", []), "b", merged="ab")
+    chosen = {roster.sealer(p) for p in range(12)}
+    assert chosen == set(map(id_of, "abc"))
+    beat = told(joined("abc", []), "c", 2)
+    hidden = Rumor(id_of("hidden"), "", 1, hops=2)
+    roster.hear(1.0, replace(beat, roster=(*beat.roster, hidden)))
+    assert {roster.sealer(p) for p in range(12)} == set(map(id_of, "ab"))

@@ -67,6 +67,7 @@ class Adopter:
         elif same and not state.mode.founding:
             for fragment, report in zip(state.fragments, beat.reports, strict=False):
                 self.pulling.catch_up(now, fragment, report.key, beat.peer)
+            self.pulling.overtake(now, beat.peer)
             self._take_held(now)
         elif not same and theirs > ours:
             self.switching.meet(now, beat)
@@ -93,6 +94,7 @@ class Adopter:
                 # What a seal brings can wait for the next beat: this one may be old by now.
                 if report.key.version > fragment.lineage.version + 1:
                     self.pulling.catch_up(now, fragment, report.key, peer)
+            self.pulling.overtake(now, peer)
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,6 +212,7 @@ class Adopter:
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
         self.passages.passed(now, anchor.peer, Way.FROM, anchor.fragment)
+        self.pulling.sources.came(now, anchor.fragment, anchor.peer)
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         if state.switch:
             self.switching.collect(now, anchor)

@@ -13,6 +13,8 @@ while, but its anchor is to be had as soon as it is believed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
@@ -124,18 +126,32 @@ class Pulling:
         is_free = whole and not (gives_way or mends)
         if is_free and not self.sources.may_ask(now, fragment, peer, key):
             return
-        until = now + state.policies.timing.round_timeout_s
-        state.wants[p] = Wanted(
+        wanted = Wanted(
             peer,
             key,
             since=now,
-            until=until,
+            until=now + state.policies.timing.round_timeout_s,
             whole=whole,
             gives_way=gives_way,
             seal_only=seal_only,
             mends=mends,
         )
-        state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
+        self._ask(fragment, wanted)
+
+    def overtake(self, now: float, peer: PeerId) -> None:
+        """Ask a peer that has nothing left to send for what a far slower one still sends."""
+        fragment = self.sources.overtaken(now, peer)
+        if fragment:
+            slow = self.state.wants[fragment.fragment]
+            until = now + self.state.policies.timing.round_timeout_s
+            fast = replace(slow, peer=peer, since=now, until=until, overtakes=True)
+            self._ask(fragment, fast)
+
+    def _ask(self, fragment: Progress, wanted: Wanted) -> None:
+        state, p = self.state, fragment.fragment
+        state.wants[p] = wanted
+        want = Want(state.me, p, b"" if wanted.whole else fragment.has)
+        state.emit(Send(wanted.peer, want))
 
     def asks_anew(self, now: float, fragment: Progress, held: State) -> bool:
         """Ask for the greater anchor that the peer of a kept one shows by now, if it is believed,

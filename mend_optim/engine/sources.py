@@ -3,7 +3,9 @@
 A learner that joins, or that comes back after many rounds, lacks all fragments. One peer would send
 them as fast as its uplink allows, and do little else meanwhile. So each peer is asked for a few of
 them at a time, and for the next one as soon as one has come. A peer with a slow link thus sends
-fewer of them, and one that dies takes no more than these with it.
+fewer of them, and one that dies takes no more than these with it. Once all are asked for, a peer
+that has sent its own is asked for one that a far slower peer still sends, too. The first that comes
+is taken.
 
 Peers of the learner's own zone go first, as what crosses between zones is dear; then those whose
 links are not so weak that they decline to seal."""
@@ -16,6 +18,7 @@ from mend_optim.engine.majority import Majority
 from mend_optim.engine.model_parts import MEETING_BEATS
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
+from mend_optim.engine.wanted import Wanted
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
@@ -24,6 +27,9 @@ from mend_optim.protocol.messages import Beat
 #: Fragments that one peer is asked for at a time, at most: on a long way, so many connections are
 #: faster than one.
 MOST_AT_ONCE = 4
+#: A peer is overtaken that takes so many times as long for an anchor as an idle one took for its
+#: last one.
+SLOWER = 2
 
 
 def at_once(fragments: int, peers: int) -> int:
@@ -39,6 +45,8 @@ class Sources:
     def __init__(self, state: EngineState, majority: Majority) -> None:
         self.state = state
         self.majority = majority
+        #: By peer, for how long its last whole anchor was on its way, in seconds.
+        self._took_s: dict[PeerId, float] = {}
 
     def may_ask(self, now: float, fragment: Progress, peer: PeerId, key: Key) -> bool:
         """Whether to ask a peer now for the whole anchor of a fragment that it shows. If not, there
@@ -56,6 +64,44 @@ class Sources:
         if len(asked_at) < at_once(len(state.fragments), 1 + ranks.count(own)):
             return True
         return is_alone and own not in ranks
+
+    def came(self, now: float, p: int, peer: PeerId) -> None:
+        """The whole anchor of a fragment has come from a peer."""
+        wanted = self.state.wants.get(p)
+        if wanted and wanted.peer == peer:
+            here = {known.id for known in self.state.roster.peers.values()}
+            self._took_s = {id: took_s for id, took_s in self._took_s.items() if id in here}
+            self._took_s[peer] = now - wanted.since
+
+    def overtaken(self, now: float, peer: PeerId) -> Progress | None:
+        """The fragment whose anchor a peer had better send, too, that owes none itself: another one
+        is far slower with it."""
+        took_s = self._took_s.get(peer)
+        if took_s is None or self._asked_at(peer):
+            return None
+        patience_s = max(SLOWER * took_s, self.state.policies.timing.beat_s)
+        late = [
+            (wanted.since, p)
+            for p, wanted in self.state.wants.items()
+            if now - wanted.since >= patience_s and self._overtakes(peer, p, wanted)
+        ]
+        return self.state.fragments[min(late)[1]] if late else None
+
+    def _overtakes(self, peer: PeerId, p: int, wanted: Wanted) -> bool:
+        """Whether a peer may be asked for what another one was asked for. Two peers send one anchor
+        at most, and none that is dear if the other one is not."""
+        is_free = wanted.whole and not (wanted.gives_way or wanted.mends or wanted.overtakes)
+        fragment, slower = self.state.fragments[p], self.state.roster.find(wanted.peer)
+        if not is_free or wanted.held or fragment.is_about_to_move:
+            return False
+        ranks = [
+            self._rank(id, beat)
+            for id, beat in self._others(fragment, wanted.peer, wanted.key)
+            if id == peer
+        ]
+        if slower is None or slower.beat is None:
+            return bool(ranks)
+        return any(rank <= self._rank(slower.id, slower.beat) for rank in ranks)
 
     def _rank(self, peer: PeerId, beat: Beat) -> tuple[bool, bool]:
         """Those with the lowest are asked first."""

@@ -79,6 +79,7 @@ class Switching:
         for fragment, report in parts:
             if fragment.fragment not in switch.states:
                 self.pulling.want(now, fragment, beat.peer, report.key, whole=True)
+        self.pulling.overtake(now, beat.peer)
 
     def collect(self, now: float, anchor: State) -> None:
         """An anchor has come: keep it until all are here."""

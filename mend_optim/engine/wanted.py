@@ -29,6 +29,8 @@ class Wanted:
     held: State | None = None
     #: Whether it is to replace our own, which is wrong.
     mends: bool = False
+    #: Whether another peer, which is far slower, sends it as well.
+    overtakes: bool = False
 
     def slept(self, seconds: float) -> None:
         """This learner was stopped for so long, and waited for nobody meanwhile."""

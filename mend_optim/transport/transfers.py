@@ -177,7 +177,8 @@ class Transfers:
         self._start(("exchange", offer.fragment), link, offer, self._exchange(link, offer))
 
     def pull(self, link: Link, want: Want) -> None:
-        """Ask a peer that can be dialled for an anchor."""
+        """Ask a peer that can be dialled for an anchor. Of several that were asked for one
+        fragment's, the first answer ends the others."""
         self._start(("pull", link.id, want.fragment), link, want, self._pull(link, want))
 
     def push(self, link: Link, message: Bulk) -> None:
@@ -280,7 +281,16 @@ class Transfers:
                 f"peer {link.id} answered a want for fragment {want.fragment} with a"
                 f" {_described(message)}"
             )
-        self._handler.receive(_answer_to(want, message, link))
+        answer = _answer_to(want, message, link)
+        self._end_pulls(want.fragment, of_others_than=link)
+        self._handler.receive(answer)
+
+    def _end_pulls(self, fragment: int, of_others_than: Link) -> None:
+        """What several peers were asked for has come from one. The others need not send it."""
+        for key, (to, task) in list(self._running.items()):
+            if key == ("pull", to.id, fragment) and to is not of_others_than:
+                del self._running[key]  # first: the learner does not wait for it
+                task.cancel()
 
     async def _push(self, link: Link, message: Bulk, method: str) -> None:
         with self._dial(link, method) as stream:

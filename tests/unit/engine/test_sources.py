@@ -241,6 +241,138 @@ def test_the_one_whose_anchor_is_refused_is_doubted_and_no_other() -> None:
     assert asked(engine) == {0: PEER, 1: FOURTH}
 
 
+def two_sources(parts: int, anchor: Lineage, **beat: object) -> DrivenEngine:
+    """A newcomer that has asked PEER for the first anchor, and THIRD, which is slow, for the next
+    one."""
+    engine = newcomer(zone=HERE, parts=parts)
+    live(engine, anchor, **beat)
+    assert asked(engine) == {0: PEER, 1: THIRD}
+    return engine
+
+
+def live(engine: DrivenEngine, anchor: Lineage, seconds: int = 0, **beat: object) -> None:
+    """Both show the anchor, now and in each of so many seconds."""
+    for passed in range(seconds + 1):
+        engine.tick(1.0 if passed else 0.0)
+        for peer in (PEER, THIRD):
+            show(engine, peer, anchor, **beat)
+
+
+@MODELS
+def test_a_far_slower_peer_is_overtaken(anchor: Lineage) -> None:
+    """Of both copies of the anchor the first is taken, and nothing comes of the second one."""
+    engine = two_sources(PARTS, anchor)
+    for p in (0, *range(2, PARTS)):
+        live(engine, anchor, seconds=2)
+        assert asked(engine) == {}
+        come(engine, anchor, p, PEER)
+        assert asked(engine) == {max(p + 1, 2) if p + 1 < PARTS else 1: PEER}
+    live(engine, anchor, seconds=9)  # PEER is as slow with this one
+    assert asked(engine) == {}  # nobody is asked for a third copy
+    come(engine, anchor, 1, THIRD)
+    if anchor.genesis == OTHER:
+        (install,) = engine.jobs(Install)
+        engine.done(install)
+    assert [f.lineage for f in engine.engine.state.fragments] == [anchor] * PARTS
+    engine.receive(state_of(anchor, 1, PEER))
+    assert engine.jobs(Install) == []
+    assert asked(engine) == {}
+    assert engine.faults() == []
+
+
+@MODELS
+def test_a_peer_that_is_hardly_slower_is_not_overtaken(anchor: Lineage) -> None:
+    engine = two_sources(2, anchor)
+    live(engine, anchor, seconds=3)
+    come(engine, anchor, 0, PEER)
+    live(engine, anchor, seconds=2)
+    assert asked(engine) == {}
+    engine.tick(1.0)
+    show(engine, THIRD, anchor)
+    assert asked(engine) == {}  # it can't overtake itself
+    show(engine, PEER, anchor)
+    assert asked(engine) == {1: PEER}
+
+
+@MODELS
+def test_nobody_is_overtaken_within_a_beat(anchor: Lineage) -> None:
+    engine = two_sources(2, anchor)
+    come(engine, anchor, 0, PEER)
+    engine.tick(0.9)
+    live(engine, anchor)
+    assert asked(engine) == {}
+    engine.tick(0.1)
+    live(engine, anchor)
+    assert asked(engine) == {1: PEER}
+
+
+@MODELS
+@pytest.mark.parametrize("why", ["dearer", "weaker", "behind", "unproven", "busy"])
+def test_nobody_is_overtaken_by_a_peer_that_is_no_better(anchor: Lineage, why: str) -> None:
+    """One in another zone, or with a weak link; one that is behind; one that has sent nothing yet;
+    and one that still owes something itself."""
+    engine = two_sources(3 if why == "busy" else 2, anchor, zone=HERE)
+    if why != "unproven":
+        come(engine, anchor, 0, PEER)
+    engine.tick(2.0)
+    shown = (other(3) if anchor.genesis == OTHER else grown(BASE)) if why == "behind" else anchor
+    zone = THERE if why == "dearer" else HERE
+    if why == "behind":
+        show(engine, FOURTH, anchor, zone=HERE)  # it would do, but has sent nothing yet
+    show(engine, PEER, shown, zone=zone, declines=why == "weaker")
+    show(engine, THIRD, anchor, zone=HERE)
+    assert asked(engine) == ({2: PEER} if why == "busy" else {})
+
+
+@MODELS
+def test_those_who_wait_longest_are_overtaken_first_and_once(anchor: Lineage) -> None:
+    engine = newcomer(parts=3)
+    peers = (PEER, THIRD, FOURTH)
+    for peer in peers:
+        show(engine, peer, anchor)
+    assert asked(engine) == {0: PEER, 1: THIRD, 2: FOURTH}
+    come(engine, anchor, 0, PEER)
+    engine.tick(1.0)
+    show(engine, PEER, anchor)
+    assert asked(engine) == {1: PEER}
+    come(engine, anchor, 2, FOURTH)
+    engine.tick(1.0)
+    show(engine, FOURTH, anchor)
+    engine.tick(1.0)
+    show(engine, FOURTH, anchor)
+    assert asked(engine) == {}  # PEER sends that one by now
+
+
+@MODELS
+def test_an_overtaken_peer_is_no_faster_for_that(anchor: Lineage) -> None:
+    """Its anchor comes just after PEER was asked for it, too."""
+    engine = newcomer(parts=3)
+    for peer in (PEER, THIRD, FOURTH):
+        show(engine, peer, anchor)
+    asked(engine)
+    come(engine, anchor, 0, PEER)
+    engine.tick(1.0)
+    show(engine, PEER, anchor)
+    assert asked(engine) == {1: PEER}
+    come(engine, anchor, 1, THIRD)
+    assert asked(engine) == {}
+    show(engine, PEER, anchor)
+    assert asked(engine) == {2: PEER}
+
+
+@MODELS
+def test_an_anchor_is_overtaken_whose_peer_was_not_heard(anchor: Lineage) -> None:
+    """A go-between may tell of it before its first beat."""
+    engine = two_sources(2, anchor)
+    come(engine, anchor, 0, PEER)
+    known = engine.engine.state.roster.find(THIRD)
+    assert known
+    known.beat = None
+    engine.tick(1.0)
+    show(engine, PEER, anchor)
+    assert asked(engine) == {1: PEER}
+
+
 def test_a_seal_that_is_on_its_way_keeps_no_peer_busy() -> None:
     engine = newcomer()
     engine.beat(PEER, grown(BASE), *[OURS] * (PARTS - 1))

@@ -34,9 +34,15 @@ def member() -> tuple[DrivenEngine, PeerId]:
 
 def relay() -> tuple[DrivenEngine, PeerId]:
     """A learner that holds the offer of a neighbour, and is not the sealer."""
+    return relay_to(THERE)
+
+
+def relay_to(zone: str) -> tuple[DrivenEngine, PeerId]:
+    """The same. The sealer is in that zone."""
     engine = DrivenEngine(zone=HERE)
     engine.beat(NEAR, zone=HERE)
     far = far_sealer(engine)
+    engine.beat(far, address="far:1", zone=zone)
     engine.receive(offer_of(NEAR))
     (inspect,) = engine.jobs(Inspect)
     engine.done(inspect)
@@ -254,9 +260,7 @@ def test_an_offer_that_the_sealer_has_not_merged_is_passed_on_although_it_is_alw
 
 
 def test_in_the_sealers_own_zone_nobody_passes_offers_on() -> None:
-    engine, far = relay()
-    sends(engine, Offer)
-    engine.beat(far, address="far:1", zone=HERE)
+    engine, far = relay_to(HERE)
     for _ in range(10):
         engine.tick(0.5)
         engine.beat(NEAR, zone=HERE)

@@ -94,15 +94,15 @@ class Beats:
         # At rest, or after a stop, a learner asks again with every beat: a peer may have linked
         # since, or an answer may have been lost. After a stop it seals nothing until all have
         # answered, so it asks all of them at once.
-        must_know = now < state.knows_others_at(now)
-        question = replace(beat, ping=state.ping) if state.resting or must_know else beat
+        must_know = now < state.question.knows_others_at(now)
+        question = replace(beat, ping=state.question.number) if state.resting or must_know else beat
         state.roster.broadcast(now, beat.count)
         # All choose other sealers by that, and should do so at one time.
         everyone = state.roster.alive() if has_changed else []
         audience = everyone or state.roster.audience(self._broadcasts)
-        awaited = state.yet_to_answer.difference(audience) if must_know else set()
+        awaited = state.question.awaited.difference(audience) if must_know else set()
         for id in [*audience, *sorted(awaited)]:
-            state.emit(Send(id, beat if id in state.answered else question))
+            state.emit(Send(id, beat if id in state.question.answered else question))
 
     def send(self, to: PeerId, ping: int = 0, pong: int = 0) -> None:
         """Send a beat to one peer."""
@@ -111,8 +111,8 @@ class Beats:
     def ask_all(self) -> None:
         """Ask every peer for a beat in answer at once: has anybody a greater anchor?"""
         state = self.state
-        state.begin_question()
-        question = self.make(ping=state.ping)
+        state.question.begin()
+        question = self.make(ping=state.question.number)
         for peer in state.roster.peers.values():
             state.emit(Send(peer.id, question))
 
@@ -120,9 +120,7 @@ class Beats:
         """Answer a question, and note an answer to ours."""
         if beat.ping:
             self.send(beat.peer, pong=beat.ping)
-        # A peer that was never asked has not answered.
-        if 0 < beat.pong == self.state.ping:
-            self.state.answered.add(beat.peer)
+        self.state.question.heard(beat.peer, beat.pong)
 
     def comparable(self, beat: Beat) -> Beat:
         """The beat up to the first fragment that is another group there than here, as if the peer

@@ -261,7 +261,7 @@ class Boundaries:
         if state.alone:
             # The others left, or nobody was ever expected. Else we still wait for those expected.
             return state.adopted_rounds > 0 or state.seeds.expects_nobody
-        if state.switch or not state.is_answered:
+        if state.switch or not state.question.is_answered:
             return False
         shared = [f for f in state.fragments if f.fragment not in without]
         shared = [f for f in shared if self.turns.is_shared(f)]

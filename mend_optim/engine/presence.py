@@ -93,7 +93,7 @@ class Presence:
             fragment.slept(now, seconds)
         for round in self.state.rounds:
             round.slept(now, seconds)
-        self.state.begin_question()
+        self.state.question.begin()
 
     def left_out(self, id: PeerId) -> None:
         """The run ends without a peer that came late."""

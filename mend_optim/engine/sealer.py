@@ -143,7 +143,7 @@ class Sealer:
             step_s=self.stragglers.step_s(),
             known_at=max(
                 state.roster.known_at(started=fragment.lineage.version > 0),
-                state.knows_others_at(now),
+                state.question.knows_others_at(now),
             ),
             all_rest=state.resting and all(peer.rests for peer in state.roster),
             behind_until=self.adoption.pulling.behind_until(now, fragment),

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Attest, Effect, Job, SealResidual, Send, Work
+from mend_optim.engine.late_rounds import LateRounds
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
-from mend_optim.engine.period import LAST, Latency, is_steady
+from mend_optim.engine.period import Latency
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.question import Question
 from mend_optim.engine.round import Round
 from mend_optim.engine.round_latencies import RoundLatencies
 from mend_optim.engine.seal_chain import SealChain
@@ -37,13 +39,6 @@ from mend_optim.protocol.refusals import Refusals
 RECORDS = 64
 #: Anchors of each fragment that a process adopts before it has much to lose, also after a rollback.
 TRIAL = 4
-#: Rounds are late if they take so many inner steps.
-LATE = 20
-LATE_TEXT = (
-    "rounds take {} inner steps, in a period of {}: the later an anchor comes, the less learners "
-    "gain from one another; a larger batch per step, a codec such as 'int8', fewer and faster links"
-    " between learners, or a smaller batch where a step takes much longer make rounds shorter"
-)
 
 
 @dataclass(slots=True)
@@ -88,7 +83,7 @@ class EngineState:
         self.latency = Latency()
         #: The same by fragment.
         self.round_latencies = RoundLatencies()
-        self._told_late = False
+        self._late_rounds = LateRounds(policies.auto)
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
         self.roster.go_betweens.believes_in = self._believes_in
         self.stops = Stops(policies.timing)
@@ -141,10 +136,8 @@ class EngineState:
         self.adopted_since_rollback = 0
         #: When the last of them was adopted; `-inf`: none was.
         self.adopted_at = float("-inf")
-        #: The number of our last question whether anybody has a greater anchor.
-        self.ping = 0
-        #: The peers that have answered it.
-        self.answered: set[PeerId] = set()
+        #: Whether anybody has a greater anchor.
+        self.question = Question(self.roster, self.stops)
         #: The other model on its way. Invariant: None unless the mode is a SWITCHING one.
         self.switch: Switch | None = None
         #: By fragment, the anchor that was asked for.
@@ -227,19 +220,12 @@ class EngineState:
             self.schedule = replace(self.schedule, sync_every=period)
 
     def measured(self, p: int, sealer: PeerId, began: int) -> None:
-        """An anchor that has merged this learner's offer of step `began` is ready. Once, tell the
-        user if that takes so long that averaging is weak."""
+        """An anchor that has merged this learner's offer of step `began` is ready."""
         self.latency.add(self.totals.step - began)
         self.round_latencies.add(p, sealer, began, self.totals.step)
-        latency, period = self.latency.median, self.schedule.sync_every
-        # Rounds may take less time with the next period, or once all have compiled their models.
-        changes = self.policies.auto is not None and not is_steady(period, latency)
-        begins = self.latency.rounds < LAST * self.schedule.fragments
-        if self._told_late or changes or begins or latency < LATE:
-            return
-        self._told_late = True
-        facts = {"latency": latency, "sync_every": period}
-        self.emit(Event("late", LATE_TEXT.format(latency, period), facts))
+        late = self._late_rounds.look(self.latency, self.schedule)
+        if late:
+            self.emit(late)
 
     @property
     def _averages_moments(self) -> bool:
@@ -356,27 +342,6 @@ class EngineState:
         for p, fragment in enumerate(self.fragments):
             if fragment.is_still and fragment.held.stands(fragment.lineage.key):
                 self.work(Attest(p, fragment.lineage.key))
-
-    # ── questions ─────────────────────────────────────────────────────────────────────────────────
-
-    def begin_question(self) -> None:
-        """Whether anybody has a greater anchor is asked anew, with the next beats."""
-        self.ping, self.answered = self.ping + 1, set()
-
-    @property
-    def yet_to_answer(self) -> set[PeerId]:
-        """The live peers that this learner has a link with, and that have not answered yet."""
-        near = {peer.id for peer in self.roster if peer.linked and not peer.suspected}
-        return near - self.answered
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the live peers that this learner has a link with have all answered."""
-        return not self.yet_to_answer
-
-    def knows_others_at(self, now: float) -> float:
-        """From when on this learner knows what the others did while it was stopped last."""
-        return self.stops.known_at(now, bool(self.answered) and self.is_answered)
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 

@@ -291,7 +291,7 @@ def disagreeing() -> DrivenEngine:
 def rests(engine: DrivenEngine) -> DrivenEngine:
     """Its peer has answered since."""
     engine.engine.rest(engine.now)
-    engine.beat(PEER, engine.lineage, pong=engine.engine.state.ping)
+    engine.beat(PEER, engine.lineage, pong=engine.engine.state.question.number)
     return engine
 
 

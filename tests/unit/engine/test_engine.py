@@ -306,7 +306,7 @@ def test_at_rest_only_a_peer_that_has_not_answered_is_asked_again() -> None:
         one.receive(0.0, beat(peer=peer))
     one.drain(0.0)
     one.rest(0.0)
-    asked = one.state.ping
+    asked = one.state.question.number
     assert pings(one, 0.0) == {PEER: asked, THIRD: asked}
     one.receive(0.1, beat(peer=PEER, count=2, pong=asked))
     one.tick(1.0)

@@ -140,10 +140,10 @@ def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_wen
         engine.beat(guest)
         engine.receive(Goodbye(guest))
     state = engine.engine.state
-    assert not state.answered
+    assert not state.question.answered
     engine.engine.rest(engine.now)
-    engine.beat(pong=state.ping)
-    assert state.answered == {PEER}
+    engine.beat(pong=state.question.number)
+    assert state.question.answered == {PEER}
 
 
 def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:

@@ -601,7 +601,7 @@ def test_nobody_ends_while_a_true_anchor_is_on_its_way() -> None:
     engine.engine.rest(engine.now, finishing=False)
     engine.tick(0.1)
     (to,) = asked(engine)
-    ping = engine.engine.state.ping
+    ping = engine.engine.state.question.number
     for peer in PEERS[:2]:
         engine.beat(peer, engine.lineage, step=3, pong=ping)
     assert not engine.engine.boundaries.settled()

@@ -58,7 +58,7 @@ def merges(engine: DrivenEngine) -> list[list[PeerId]]:
 
 def answer(engine: DrivenEngine, *peers: PeerId) -> None:
     for peer in peers or (PEER, THIRD):
-        engine.beat(peer, engine.lineage, pong=engine.engine.state.ping)
+        engine.beat(peer, engine.lineage, pong=engine.engine.state.question.number)
 
 
 def stopped_in_a_merge(looks: bool) -> DrivenEngine:
@@ -98,7 +98,7 @@ def test_it_waits_for_the_anchor_of_those_that_merged_without_it() -> None:
     newer = grown(engine.lineage, offer_of(PEER).entry, offer_of(THIRD).entry)
     engine.engine.state.adopted_since_rollback = TRIAL  # one peer alone is not believed
     for peer in (PEER, THIRD):
-        engine.beat(peer, newer, pong=engine.engine.state.ping)
+        engine.beat(peer, newer, pong=engine.engine.state.question.number)
         assert merges(engine) == []
     engine.tick(1.0)
     assert merges(engine) == []
@@ -112,7 +112,7 @@ def test_while_a_sealer_is_stopped_it_waits_for_no_greater_anchor() -> None:
     engine.now += STOP_S
     engine.engine.tick(engine.now)
     for peer, lineage in shown.items():
-        engine.beat(peer, lineage, pong=engine.engine.state.ping)
+        engine.beat(peer, lineage, pong=engine.engine.state.question.number)
     admit(engine, offer_of(THIRD))
     assert merges(engine) == []
     for _ in range(round(engine.engine.state.policies.timing.round_timeout_s) + 1):
@@ -145,7 +145,7 @@ def test_after_a_wait_without_an_answer_it_asks_again_at_the_next_stop() -> None
     asked(engine)
     engine.now += 2 * timing.suspect_after_s
     engine.engine.tick(engine.now)
-    ping = engine.engine.state.ping
+    ping = engine.engine.state.question.number
     assert asked(engine) == {PEER: ping, THIRD: ping}
     admit(engine, offer_of(THIRD))
     assert merges(engine) == []
@@ -182,7 +182,7 @@ def test_an_answer_from_before_the_stop_does_not_count() -> None:
     engine = sealer(PEER)
     engine.engine.beats.ask_all()
     answer(engine)
-    former = engine.engine.state.ping
+    former = engine.engine.state.question.number
     engine.now += STOP_S
     engine.engine.tick(engine.now)
     admit(engine, offer_of(THIRD))
@@ -234,7 +234,7 @@ def test_it_waits_for_a_while_for_what_it_was_shown(
     evict_after_s = engine.engine.state.policies.timing.evict_after_s
     engine.now += evict_after_s
     engine.engine.tick(engine.now)
-    show_more(engine, pong=engine.engine.state.ping)
+    show_more(engine, pong=engine.engine.state.question.number)
     accident(engine)
     admit(engine, offer_of(THIRD))
     for _ in range(round(evict_after_s) - 1):
@@ -251,8 +251,8 @@ def test_it_does_not_wait_for_what_one_of_two_peers_alone_has_shown() -> None:
     engine.engine.state.adopted_since_rollback = TRIAL
     engine.now += STOP_S
     engine.engine.tick(engine.now)
-    engine.beat(THIRD, engine.lineage, pong=engine.engine.state.ping)
-    engine.beat(PEER, grown(engine.lineage), pong=engine.engine.state.ping)
+    engine.beat(THIRD, engine.lineage, pong=engine.engine.state.question.number)
+    engine.beat(PEER, grown(engine.lineage), pong=engine.engine.state.question.number)
     admit(engine, offer_of(THIRD))
     assert merges(engine) == [[ME, PEER, THIRD]]
 
@@ -268,7 +268,7 @@ def test_peers_are_asked_with_every_beat_until_they_have_answered() -> None:
     assert asked(engine) == {PEER: 0, THIRD: 0}
     engine.now += STOP_S
     engine.engine.tick(engine.now)
-    ping = engine.engine.state.ping
+    ping = engine.engine.state.question.number
     assert asked(engine) == {PEER: ping, THIRD: ping} != {PEER: 0, THIRD: 0}
     engine.tick(1.0)
     assert asked(engine) == {PEER: ping, THIRD: ping}
@@ -290,7 +290,7 @@ def test_in_a_big_roster_all_linked_peers_are_asked_in_one_beat() -> None:
     engine.tick(1.0)
     engine.now += STOP_S
     engine.engine.tick(engine.now)
-    ping = engine.engine.state.ping
+    ping = engine.engine.state.question.number
     assert {to for to, number in asked(engine).items() if number == ping} == set(peers)
     first, *others = peers
     answer(engine, *others)

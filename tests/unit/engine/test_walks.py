@@ -161,7 +161,7 @@ class Walk(RuleBasedStateMachine):
             reports=tuple(reports),
             position=step,
             ping=self.count % 2,
-            pong=self.state.ping,
+            pong=self.state.question.number,
         )
         self.engine.receive(self.now, beat)
         self.drain()

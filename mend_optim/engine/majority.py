@@ -93,6 +93,9 @@ class Majority:
         self.state = state
         #: By a clock that stands still while this learner is stopped: it hears of no other anchor.
         self._now = 0.0
+        #: Whether this learner finishes, and all others rest: the pace of the run tells nothing of
+        #: the next round then.
+        self._all_finish = False
         #: By fragment; `MODEL`: of any of them.
         self._moves: dict[int, _Moves] = {}
         #: By name of a voter and fragment.
@@ -101,6 +104,7 @@ class Majority:
     def look(self, now: float) -> None:
         """Time passed, or an anchor may have moved."""
         self._now = now = self.state.stops.awake_s(now)
+        self._all_finish = self.state.finishes and all(peer.rests for peer in self.state.roster)
         digests = {f.fragment: f.lineage.digest for f in self.state.fragments}
         digests[MODEL] = b"".join(digests.values())
         resting, least_s = self.state.resting, self.state.policies.timing.evict_after_s
@@ -185,7 +189,7 @@ class Majority:
 
     def _patience_s(self, p: int) -> float:
         moves, least_s = self._moves.get(p), self.state.policies.timing.evict_after_s
-        return moves.patience_s(least_s) if moves else least_s
+        return least_s if moves is None or self._all_finish else moves.patience_s(least_s)
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 

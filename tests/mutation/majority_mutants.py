@@ -109,6 +109,19 @@ MAJORITY_MUTANTS = (
         "min(now - self.at, self.patience_s(least_s))",
         "now - self.at",
     ),
+    mutant(
+        "the-end-has-the-pace-of-the-run",
+        "return least_s if moves is None or self._all_finish else",
+        "return least_s if moves is None else",
+    ),
+    mutant(
+        "a-rest-is-the-end", "self.state.finishes and all(peer", "self.state.resting and all(peer"
+    ),
+    mutant(
+        "who-ends-first-has-no-pace",
+        "self.state.finishes and all(peer.rests for peer in self.state.roster)",
+        "self.state.finishes",
+    ),
     mutant("no-patience-at-all", "max(least_s, PAUSES * max(", "max(0.0, PAUSES * max("),
     mutant(
         "any-model-is-believed",

@@ -158,6 +158,7 @@ class DrivenEngine:
         tokens: int | None = None,
         latencies: Sequence[int] = (),
         declines: bool = False,
+        rests: bool = False,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
@@ -191,6 +192,7 @@ class DrivenEngine:
             latency=latency,
             zone=zone,
             declines=declines,
+            rests=rests,
             takes_joint=self.engine.state.takes_joint(0) if takes_joint is None else takes_joint,
             roster=(
                 *(Rumor(id, f"{id.name}:1", self.counts, reached=True) for id in reaches or ()),

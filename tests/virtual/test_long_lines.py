@@ -78,6 +78,13 @@ def test_all_end_soon_in_a_net_of_any_shape(seed: int) -> None:
     end_together(linked(*any_net(seed), fragments=3, seed=seed), seed)
 
 
+@pytest.mark.parametrize(("n", "seed"), [(6, 8), (8, 1), (8, 3)])
+def test_a_branch_that_arose_while_learners_met_ends_soon(n: int, seed: int) -> None:
+    """Before, it ended after four times the longest pause between its rounds, although nobody began
+    any: after 61 to 139 s."""
+    end_together(linked(n, list(pairwise(range(n))), fragments=3, seed=seed), seed)
+
+
 @pytest.mark.parametrize("fragments", [1, 3])
 @pytest.mark.parametrize("n", [4, 6])
 def test_a_learner_that_joins_late_at_the_end_of_a_line_makes_no_branch(

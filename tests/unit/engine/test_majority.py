@@ -252,6 +252,34 @@ def test_a_rest_does_not_count_as_a_pause_between_rounds(when: str) -> None:
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
 
 
+@pytest.mark.parametrize("who", ["all finish", "one trains", "this learner only synchronizes"])
+def test_where_all_are_at_their_end_the_pace_of_the_run_does_not_count(who: str) -> None:
+    """Nobody begins a round any more, however rare they were. So nothing tells of a branch but the
+    claim."""
+    peers = (PEER, THIRD, LIAR)
+    engine = experienced(*peers)
+    pass_awake(engine, 24.0)
+    advance_all(engine, peers)
+    engine.step()
+    engine.engine.rest(engine.now, finishing=who != "this learner only synchronizes")
+
+    def beats() -> None:
+        for peer in (PEER, THIRD):
+            trains = who == "one trains" and peer == PEER
+            engine.beat(peer, engine.lineage, step=3, rests=not trains)
+        engine.beat(LIAR, claimed(engine.lineage), step=3, rests=True)
+
+    beats()
+    engine.sent(Want)
+    pass_awake(engine, STUCK_S - 1)
+    beats()
+    assert engine.sent(Want) == []
+    pass_awake(engine, 1)
+    beats()
+    asked = [to for to, _ in engine.sent(Want)]
+    assert asked == ([LIAR] if who == "all finish" else [])
+
+
 def test_an_anchor_that_was_asked_for_may_be_a_greater_one_by_now() -> None:
     engine = experienced(PEER)
     engine.beat(PEER, claimed(engine.lineage), step=3)

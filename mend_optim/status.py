@@ -345,7 +345,7 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
             slow=failing[peer.id].ratio if peer.id in failing else 0.0,
             finishing=not _has_ended(state, peer) and peer.word is not None and peer.word.finishes,
             zone=peer.beat.zone if peer.beat else "",
-            declines=peer.declines,
+            declines=peer.is_weak,
             missed=missed_rounds(state, peer.id.name),
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
@@ -436,5 +436,5 @@ def learner_status(
         rollbacks=rollback.number if rollback else 0,
         rolled_back_by=rollback.by if rollback else "",
         zone=state.roster.zone,
-        declines=state.roster.declines,
+        declines=state.roster.place.is_weak,
     )

@@ -58,7 +58,7 @@ class Beats:
             ended=state.ended if state.finishes else b"",
             zone=state.roster.zone,
             takes_joint=state.takes_joint(0),
-            declines=state.roster.declines,
+            declines=state.roster.declines_to_seal(state.me),
             rests=state.resting,
         )
 

@@ -11,6 +11,10 @@ the rounds that it seals take much longer than the others'. Its beats say so, an
 fragments: see `sealers.py`. It tries again later, and after each time that it fails it waits twice
 as long.
 
+A learner that joins, or that fetches another model, declines, too (`Roster.lacks_model`), and so
+does one that is so far behind that it fetches whole anchors (`Roster.is_behind`). It has none yet
+to seal on, and may need minutes until it has them.
+
 A minority that lies can make no learner decline. One that answers a sealer late, but not so late
 that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of
 the learners decline."""
@@ -93,35 +97,55 @@ class Declining:
         #: When it declines although seals of its own are still on their way.
         self._latest_at = float("inf")
         self._reviewed_at = float("-inf")
+        #: Since when it has fetched whole anchors; None: it does not. `-inf`: since it joined.
+        self._fetches_since: float | None = None
+        #: Whether the last beat has said that it declines.
+        self._declined = False
 
     def review(self, now: float) -> bool:
-        """At every beat: look again, by the last beats of all. Return whether it declines now and
-        did not before, or the other way round."""
-        before, roster = self.state.roster.declines, self.state.roster
+        """At every beat: look again, by the last beats of all. Return whether it declines now, for
+        whatever reason, and did not at the last beat, or the other way round."""
+        roster = self.state.roster
         if now > self._reviewed_at + self.state.policies.timing.evict_after_s:
             self._since = None  # a process that was stopped has heard nothing meanwhile
         self._reviewed_at = now
-        roster.hands_over = False
-        if roster.declines and now >= self._until:
-            self._seal_again(now, "to see whether its rounds still take longer than others'")
-        elif roster.declines and self._is_one_too_many():
-            self._seal_again(now, "because more than half of the learners decline")
-        elif not roster.declines and self.stragglers.judges and self._is_weak_for_long(now):
+        roster.place.hands_over = False
+        if roster.place.is_weak and now >= self._until:
+            self._seal_again("to see whether its rounds still take longer than others'")
+        elif roster.place.is_weak and self._is_one_too_many():
+            self._seal_again("because more than half of the learners decline")
+        elif not roster.place.is_weak and self.stragglers.judges and self._is_weak_for_long(now):
             if self._all_have_its_seals() or now >= self._latest_at:
                 self._decline(now)
             else:
-                roster.hands_over = True
-        return roster.declines is not before
+                roster.place.hands_over = True
+        roster.place.is_behind = self._is_behind(now)
+        before, self._declined = self._declined, roster.declines_to_seal(roster.me)
+        if before and not self._declined:
+            roster.resumed.add(now, roster.me)
+        return self._declined is not before
 
-    def _seal_again(self, now: float, why: str) -> None:
-        self.state.roster.declines = False
-        self.state.roster.resumed.add(now, self.state.me)
+    def _is_behind(self, now: float) -> bool:
+        """Whether it has fetched whole anchors for long, or since it joined."""
+        state, timing = self.state, self.state.policies.timing
+        wants = state.wants.values()
+        if not any(want.whole and not (want.gives_way or want.mends) for want in wants):
+            self._fetches_since = None
+        elif state.mode.lacks_model:
+            self._fetches_since = float("-inf")
+        elif self._fetches_since is None:
+            self._fetches_since = now
+        since = self._fetches_since
+        return since is not None and now - since >= timing.suspect_after_s
+
+    def _seal_again(self, why: str) -> None:
+        self.state.roster.place.is_weak = False
         self.state.emit(Event("seals_again", f"seals again, {why}", lifts="declines"))
 
     def _decline(self, now: float) -> None:
         has_recovered = now >= self._until + self._for_s  # it has sealed for as long again
         self._for_s = FIRST_S if has_recovered else min(2 * self._for_s, LAST_S)
-        self.state.roster.declines = True
+        self.state.roster.place.is_weak = True
         self._until, self._since = now + self._for_s, None
         text = (
             f"seals no round for {self._for_s / 60:.0f} min: the rounds that it seals take "
@@ -133,12 +157,12 @@ class Declining:
     def _may_decline(self) -> bool:
         """Whether at least half of the learners that can be dialled would still seal."""
         peers = self._others()
-        return 2 * sum(not peer.declines for peer in peers) >= len(peers) + 1
+        return 2 * sum(not peer.is_weak for peer in peers) >= len(peers) + 1
 
     def _is_one_too_many(self) -> bool:
         """Whether several have declined at one time, too many together, and this is the one that
         seals again."""
-        names = [peer.id.name for peer in self._others() if peer.declines]
+        names = [peer.id.name for peer in self._others() if peer.is_weak]
         return not self._may_decline() and self.state.me.name > max(names, default="")
 
     def _others(self) -> list[Peer]:

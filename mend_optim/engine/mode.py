@@ -60,6 +60,12 @@ class Mode(Enum):
         return self in BEFORE_JOINED
 
     @property
+    def lacks_model(self) -> bool:
+        """Whether the learner has no anchors yet that others could take from it, or is about to
+        give its own up."""
+        return self in LACKING
+
+    @property
     def switching(self) -> bool:
         """Whether a whole other model is being fetched."""
         return self in FETCHING
@@ -105,6 +111,7 @@ BEFORE_JOINED = (Mode.JOINING, Mode.SWITCHING_JOINING)
 ADOPTING = (Mode.JOINING, Mode.SOLO, Mode.TRAINING)
 SEALING = (Mode.SOLO, Mode.TRAINING)
 FETCHING = tuple(SWITCHING.values())
+LACKING = (Mode.NEW, Mode.JOINING, *FETCHING)
 FOUNDING = (Mode.FOUNDING, Mode.COPYING)
 ALONE = (Mode.SOLO, *FOUNDING, Mode.SWITCHING_SOLO)
 

@@ -124,7 +124,7 @@ class Sealer:
         if sealer != state.me or not state.mode.may_seal or fragment.deferred_news:
             self._stand_down(now, round)
             return
-        if not (state.roster.hands_over or self.adoption.repairs.is_mending(p)):
+        if not (state.roster.place.hands_over or self.adoption.repairs.is_mending(p)):
             self._tell_untold(now, round)
             view = self._gather(now, fragment, round)
             self._apply(view, plan(view, state.policies))

@@ -86,10 +86,12 @@ class EngineState:
         self._late_rounds = LateRounds(policies.auto)
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
         self.roster.go_betweens.believes_in = self._believes_in
+        self.roster.trains_other = self._trains_other
         self.stops = Stops(policies.timing)
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW
+        self.roster.place.lacks_model = True
         #: Whether the first inner step may be taken. Once true, it stays so.
         self.joined = False
         #: From `synchronize()` or `finish()` until the next inner step.
@@ -169,6 +171,7 @@ class EngineState:
         `KeyError`."""
         self.mode = MODES[self.mode, change]
         self.joined = self.joined or change in (Change.JOINED, Change.JOINED_ALONE)
+        self.roster.place.lacks_model = self.mode.lacks_model
 
     def begin_switch(self, switch: Switch) -> None:
         """A greater model of another genesis is to be fetched whole."""
@@ -310,6 +313,9 @@ class EngineState:
         """Whether a learner may seal that others reach: an anchor has work of its name, or none
         can. If its process had to have work there, every restart would make rosters differ."""
         return self.is_young or any(id.name in f.lineage.names for f in self.fragments)
+
+    def _trains_other(self, beat: Beat) -> bool:
+        return beat.genesis != self.genesis
 
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this

@@ -146,6 +146,12 @@ class Peer:
         """Whether it leaves its place as a sealer to others."""
         return self.word is not None and self.word.declines
 
+    @property
+    def is_weak(self) -> bool:
+        """Whether it does so as its link is weak. One that has yet to join declines, too; that is
+        not told of one that this learner has not heard."""
+        return self.declines and (self.training or not self.heard)
+
     def hops_to(self, id: PeerId) -> int:
         """Return the links on its shortest way to another learner, by its newest beat; 0 if it
         knows none."""

@@ -23,12 +23,13 @@ known by hearsay gives its place up first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
+from mend_optim.membership.own_place import OwnPlace
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.resumed import Resumed
 from mend_optim.membership.sealers import choose
@@ -71,10 +72,9 @@ class Roster:
         self.me = me
         self.zone = zone
         self.address = address
-        #: Whether this learner leaves its place as a sealer to others.
-        self.declines = False
-        #: Whether it begins no round, because it is about to do so.
-        self.hands_over = False
+        self.place = OwnPlace()
+        #: Whether the sender of a beat has another model than this learner. It seals nothing here.
+        self.trains_other: Callable[[Beat], bool] = lambda beat: False
         #: Those that declined until lately.
         self.resumed = Resumed()
         self.timing = timing
@@ -407,10 +407,9 @@ class Roster:
         if nobody were, or if it did not decline, or if those that seal again still declined. Others
         may not suspect those that this learner suspects, and a seal may have been on its way when
         its sealer declined, or when the learner for which it sealed took its place again."""
-        sealer, peer = self.sealer(fragment), self.find(id)
-        if sealer is None or id == sealer:
+        if self.sealer(fragment) in (None, id):
             return True
-        able = self.able(fragment)
+        able, peer = self.able(fragment), self.find(id)
         with_it = [p for p in able if p is peer or not p.suspected]
         seen = [self._candidates(peers) for peers in (with_it, able)]
         stood_back = self.resumed.besides(id, self.declines_to_seal)
@@ -418,8 +417,7 @@ class Roster:
 
     def able(self, fragment: int) -> Sequence[Peer]:
         """Return the peers that can seal a fragment, suspects included."""
-        peers = [peer for peer in self if peer.address and peer.has(fragment)]
-        return self.go_betweens.choosable(peers)
+        return self.go_betweens.choosable([p for p in self if p.address and p.has(fragment)])
 
     def _candidates(self, peers: Sequence[Peer]) -> list[PeerId]:
         """Those of these peers that may be chosen, and this learner if it can be dialled and may
@@ -428,7 +426,10 @@ class Roster:
 
     def declines_to_seal(self, id: PeerId) -> bool:
         """Whether a learner, perhaps this one, leaves its place as a sealer to others."""
-        return self.declines if id == self.me else self.peers[id.name].declines
+        if id == self.me:
+            return self.place.is_left
+        peer = self.peers[id.name]
+        return peer.declines or (peer.beat is not None and self.trains_other(peer.beat))
 
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met

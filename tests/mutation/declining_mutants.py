@@ -11,6 +11,9 @@ SEALERS = of("unit/membership/test_roster", "decline")
 AGAIN = of("unit/membership/test_roster", "again")
 RESUMED = of("unit/membership/test_roster", "again or gossip_was_faster")
 STATUS = of("unit/test_status")
+CANNOT = of("unit/membership/test_roster", "cannot_seal or another_model")
+LACKING = of("unit/engine/test_lacking_anchors")
+NEWCOMER = of("virtual/test_weak_links", "newcomer")
 WEAK = of("virtual/test_weak_links", "seals_for_nobody")
 
 
@@ -88,13 +91,13 @@ DECLINING_MUTANTS = (
         "self._until, self._since = now + self._for_s, None",
         "self._until = now + self._for_s",
     ),
-    mutant("nobody-seals-again", "roster.declines and now >= self._until:", "False:"),
+    mutant("nobody-seals-again", "roster.place.is_weak and now >= self._until:", "False:"),
     mutant("it-tries-again-as-soon-each-time", "min(2 * self._for_s, LAST_S)", "FIRST_S"),
     mutant("it-waits-ever-longer", "min(2 * self._for_s, LAST_S)", "2 * self._for_s"),
     mutant("what-was-long-ago-counts", "FIRST_S if has_recovered else min(", "min("),
     mutant(
         "all-may-decline",
-        "return 2 * sum(not peer.declines for peer in peers) >= len(peers) + 1",
+        "return 2 * sum(not peer.is_weak for peer in peers) >= len(peers) + 1",
         "return True",
     ),
     mutant(
@@ -106,7 +109,7 @@ DECLINING_MUTANTS = (
     mutant("nobody-declines", "self.declining.review(now)", "False", "engine/beats", WEAK),
     mutant(
         "nobody-hears-that-a-learner-declines",
-        "            declines=state.roster.declines,\n",
+        "            declines=state.roster.declines_to_seal(state.me),\n",
         "",
         "engine/beats",
     ),
@@ -163,7 +166,7 @@ DECLINING_MUTANTS = (
     mutant("a-learner-at-rest-declines", " or state.resting or", " or"),
     mutant(
         "all-that-declined-at-once-stay",
-        "elif roster.declines and self._is_one_too_many():",
+        "elif roster.place.is_weak and self._is_one_too_many():",
         "elif False:",
     ),
     mutant(
@@ -254,8 +257,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "a-learner-that-seals-again-takes-no-seal-of-its-substitute",
-        "        self.state.roster.resumed.add(now, self.state.me)\n",
-        "",
+        "            roster.resumed.add(now, roster.me)\n",
+        "            pass\n",
     ),
     mutant(
         "a-learner-declines-while-its-seals-are-on-their-way",
@@ -274,14 +277,14 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "a-learner-that-is-about-to-decline-begins-rounds",
-        "(state.roster.hands_over or self.adoption",
+        "(state.roster.place.hands_over or self.adoption",
         "(self.adoption",
         "engine/sealer",
         of("unit/engine/test_sealer", "about_to_decline"),
     ),
     mutant(
         "a-learner-that-seals-on-begins-no-round",
-        "        roster.hands_over = False\n",
+        "        roster.place.hands_over = False\n",
         "",
     ),
     mutant(
@@ -334,16 +337,9 @@ DECLINING_MUTANTS = (
         SEALERS,
     ),
     mutant(
-        "a-learner-does-not-know-that-it-declines",
-        "return self.declines if id == self.me else",
-        "return False if id == self.me else",
-        "membership/roster",
-        SEALERS,
-    ),
-    mutant(
         "peers-that-decline-seal",
-        "else self.peers[id.name].declines",
-        "else False",
+        "return peer.declines or (",
+        "return (",
         "membership/roster",
         SEALERS,
     ),
@@ -360,5 +356,104 @@ DECLINING_MUTANTS = (
         "return self.rumor or self.beat",
         "membership/peer",
         SEALERS,
+    ),
+    mutant(
+        "a-weak-learner-does-not-know-it",
+        "self.is_weak or self.is_behind or self.lacks_model",
+        "self.is_behind or self.lacks_model",
+        "membership/own_place",
+        CANNOT,
+    ),
+    mutant(
+        "who-joins-seals",
+        "self.is_weak or self.is_behind or self.lacks_model",
+        "self.is_weak or self.is_behind",
+        "membership/own_place",
+        CANNOT,
+    ),
+    mutant(
+        "who-is-behind-seals",
+        "self.is_weak or self.is_behind or self.lacks_model",
+        "self.is_weak or self.lacks_model",
+        "membership/own_place",
+        CANNOT,
+    ),
+    mutant(
+        "who-has-another-model-seals-here",
+        " or (peer.beat is not None and self.trains_other(peer.beat))",
+        "",
+        "membership/roster",
+        CANNOT,
+    ),
+    mutant(
+        "any-model-is-ours",
+        "return beat.genesis != self.genesis",
+        "return False",
+        "engine/state",
+        NEWCOMER,
+    ),
+    mutant(
+        "a-new-learner-has-anchors",
+        "        self.roster.place.lacks_model = True\n",
+        "",
+        "engine/state",
+        LACKING,
+    ),
+    mutant(
+        "a-change-of-mode-tells-nothing",
+        "        self.roster.place.lacks_model = self.mode.lacks_model\n",
+        "",
+        "engine/state",
+        LACKING,
+    ),
+    mutant(
+        "who-joins-has-anchors",
+        "LACKING = (Mode.NEW, Mode.JOINING, *FETCHING)",
+        "LACKING = (Mode.NEW, *FETCHING)",
+        "engine/mode",
+        LACKING,
+    ),
+    mutant(
+        "nobody-is-behind", "roster.place.is_behind = self._is_behind(now)", "pass", tests=LACKING
+    ),
+    mutant("seals-keep-a-learner-behind", "any(want.whole and not (", "any(not (", tests=LACKING),
+    mutant(
+        "odd-anchors-keep-a-learner-behind",
+        "not (want.gives_way or want.mends)",
+        "True",
+        tests=LACKING,
+    ),
+    mutant(
+        "who-has-caught-up-is-behind",
+        "            self._fetches_since = None\n",
+        "            pass\n",
+        tests=LACKING,
+    ),
+    mutant(
+        "who-has-joined-seals-at-once",
+        '            self._fetches_since = float("-inf")\n',
+        "            self._fetches_since = now\n",
+        tests=LACKING,
+    ),
+    mutant("behind-at-once", "now - since >= timing.suspect_after_s", "True", tests=LACKING),
+    mutant(
+        "each-beat-begins-to-be-behind",
+        "elif self._fetches_since is None:",
+        "else:",
+        tests=LACKING,
+    ),
+    mutant(
+        "who-joins-looks-weak",
+        "return self.declines and (self.training or not self.heard)",
+        "return self.declines",
+        "membership/peer",
+        of("unit/membership/test_roster", "yet_to_join"),
+    ),
+    mutant(
+        "the-unheard-are-never-weak",
+        "return self.declines and (self.training or not self.heard)",
+        "return self.declines and self.training",
+        "membership/peer",
+        of("unit/membership/test_roster", "yet_to_join"),
     ),
 )

@@ -155,8 +155,8 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "rounds-end-on-a-wrong-anchor",
-        "(state.roster.hands_over or self.adoption.repairs.is_mending(p)):",
-        "state.roster.hands_over:",
+        "(state.roster.place.hands_over or self.adoption.repairs.is_mending(p)):",
+        "state.roster.place.hands_over:",
         "engine/sealer",
     ),
     mutant(

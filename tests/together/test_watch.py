@@ -249,7 +249,7 @@ def test_a_user_sees_who_is_late_and_who_declines_to_seal(
         assert "c alive, late: not in the last " in str(a.status())
         assert a.status().roster[0].missed == (0,)
         declining = _engine(c).beats.declining
-        declining._until, _engine(c).state.roster.declines = float("inf"), True
+        declining._until, _engine(c).state.roster.place.is_weak = float("inf"), True
         until_holds(a, lambda: _engine(a).state.roster.peers["c"].declines)
         assert c.status().declines
         assert [peer.declines for peer in a.status().roster] == [False, True]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from mend_optim.engine import declining
+from mend_optim.engine.declining import Declining
 from mend_optim.engine.effects import Send
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.protocol.messages import Offer, Seal, State
+from mend_optim.status import peer_statuses
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
 from tests.virtual.storms import policies
@@ -30,6 +32,7 @@ class WeakLink(Cluster):
         seals: bool = False,
         seal_s: float = 0.0,
         seed: int = 1,
+        late: bool = False,
         **options: Any,
     ) -> None:
         plan = policies(grace_s=8.0, **options)
@@ -40,7 +43,9 @@ class WeakLink(Cluster):
         self.offer_s = offer_s
         #: How long a seal takes on a link that is not weak.
         self.seal_s = seal_s
-        self.start_all()
+        for name in self.names:
+            if not (late and name == WEAK):
+                self.start(name)
         self.run(60)
 
     def send(self, sender: Learner, effect: Send) -> None:
@@ -105,9 +110,10 @@ def test_a_weak_link_seals_for_nobody(auto: AutoPeriod | None) -> None:
     for cluster in (calm, weak):
         cluster.oracle.counts = False
         cluster.run(100)
-    assert weak.learners[WEAK].engine.state.roster.declines
+    roster = weak.learners[WEAK].engine.state.roster
+    assert roster.declines_to_seal(roster.me)
     honest = [x for c in (calm, weak) for x in c.learners.values() if (c, x.name) != (weak, WEAK)]
-    assert not any(x.engine.state.roster.declines for x in honest)
+    assert not any(x.engine.state.roster.place.is_weak for x in honest)
     assert weak.rounds(100) >= 0.8 * calm.rounds(100)
     records = [r for x in weak.learners.values() for r in list(x.engine.state.records)[-20:]]
     assert not any(record.sealer == WEAK for record in records)
@@ -120,9 +126,41 @@ def test_no_work_is_lost_when_a_learner_declines_or_seals_again(
 ) -> None:
     """The seals of the learner that has just sealed are still on their way, or it merges."""
     monkeypatch.setattr(declining, "FIRST_S", 40.0)
+    monkeypatch.setattr(Declining, "_is_behind", lambda self, now: False)
     cluster = WeakLink(4, 6.0, seals=True, seal_s=1.0, seed=seed, fragments=4)
     cluster.oracle.counts = False
     cluster.run(240)
     assert cluster.seen["declines"] > 1
     assert cluster.seen["seals_again"] > 1
     assert not [record for _, _, record in cluster.ledger if record.superseded]
+
+
+@pytest.mark.parametrize(("state_s", "joins"), [(12.0, True), (60.0, False)])
+def test_a_newcomer_that_takes_long_to_join_seals_for_nobody(state_s: float, joins: bool) -> None:
+    """The anchors of a large model may be on their way for minutes. Before, the fragments that it
+    was to seal stood still for as long. If none comes, it trains alone, and goes on trying."""
+    cluster = WeakLink(4, state_s, seals=True, fragments=4, late=True)
+    states = [learner.engine.state for learner in cluster.learners.values()]
+    cluster.start(WEAK)
+    cluster.run(4)
+    newcomer = cluster.learners[WEAK].engine.state
+    assert all(state.roster.find(newcomer.me) for state in states)
+    before = [f.lineage.version for f in states[0].fragments]
+    cluster.run(18 if joins else 90)
+    assert newcomer.genesis != states[0].genesis
+    assert newcomer.joined is not joins
+    for state in states:
+        assert newcomer.me not in {state.roster.sealer(p) for p in range(4)}
+    rounds = [f.lineage.version - v for f, v in zip(states[0].fragments, before, strict=True)]
+    assert min(rounds) > 0.6 * max(rounds) > 0
+    if joins:
+        assert not any(peer.declines for peer in peer_statuses(states[0], {}))
+        cluster.run(40)
+        assert newcomer.joined
+        assert newcomer.roster.place.is_behind
+        cluster.offer_s = 0.0
+        cluster.run(20)
+        lists = [[state.roster.sealer(p) for p in range(4)] for state in (newcomer, *states)]
+        assert newcomer.me in lists[0]
+        assert all(each == lists[0] for each in lists)
+        assert cluster.settle()

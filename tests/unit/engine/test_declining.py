@@ -156,7 +156,7 @@ class Seals(DrivenEngine):
 
     @property
     def declines(self) -> bool:
-        return self.engine.state.roster.declines
+        return self.engine.state.roster.place.is_weak
 
     def hear(self, own: int, others: int = 10) -> None:
         """Its peers tell that rounds take so many steps of a second, and it sends a beat."""
@@ -214,11 +214,11 @@ def test_it_declines_once_all_have_its_seals() -> None:
     lagging(engine)
     engine.look_weak(LONG_S + 20.0)
     roster = engine.engine.state.roster
-    assert (engine.declines, roster.hands_over) == (False, True)
+    assert (engine.declines, roster.place.hands_over) == (False, True)
     engine.lineages = [each.lineage for each in engine.engine.state.fragments]
     engine.hear(own=ROUND_S)
     engine.hear(own=ROUND_S)
-    assert (engine.declines, roster.hands_over) == (True, False)
+    assert (engine.declines, roster.place.hands_over) == (True, False)
 
 
 def test_it_waits_for_no_learner_that_does_not_train() -> None:
@@ -255,10 +255,10 @@ def test_if_its_rounds_are_quick_again_it_seals_on() -> None:
     engine = Seals()
     lagging(engine)
     engine.look_weak(LONG_S + 20.0)
-    assert engine.engine.state.roster.hands_over
+    assert engine.engine.state.roster.place.hands_over
     engine.hear(own=10)
     engine.hear(own=10)
-    assert not engine.engine.state.roster.hands_over
+    assert not engine.engine.state.roster.place.hands_over
     assert not engine.declines
 
 
@@ -404,12 +404,15 @@ def test_of_two_that_declined_at_one_time_the_last_by_name_seals_again(
     state = EngineState(me, f"{me.name}:1", (), Policies(schedule=Schedule()))
     for peer in (PEER, THIRD):
         state.roster.meet(0.0, peer, f"{peer.name}:1")
-        beat = Beat(peer=peer, address=f"{peer.name}:1", count=1, declines=peer == PEER)
+        beat = Beat(
+            peer=peer, address=f"{peer.name}:1", count=1, training=True, declines=peer == PEER
+        )
         state.roster.hear(0.0, beat)
     declining = Declining(state, Stragglers(state))
-    declining._until, state.roster.declines = 1e9, True
+    state.roster.place.lacks_model = False
+    declining._until, state.roster.place.is_weak, declining._declined = 1e9, True, True
     assert declining.review(1.0) is seals_again
-    assert state.roster.declines is not seals_again
+    assert state.roster.place.is_weak is not seals_again
     assert [e.kind for e in state.out if isinstance(e, Event)] == ["seals_again"] * seals_again
 
 

@@ -264,13 +264,13 @@ def test_while_a_round_is_merged_no_other_begins() -> None:
 def test_a_sealer_that_is_about_to_decline_begins_no_round() -> None:
     """Its substitute merges these offers; or it does so itself, if it seals on after all."""
     engine = sealer(PEER, THIRD, quorum=3)
-    engine.engine.state.roster.hands_over = True
+    engine.engine.state.roster.place.hands_over = True
     engine.offer()
     for peer in (PEER, THIRD):
         admit(engine, offer_of(peer))
     assert (engine.jobs(Merge), engine.sent(Call)) == ([], [])
     engine.tick(1.0)
-    assert not engine.engine.state.roster.hands_over
+    assert not engine.engine.state.roster.place.hands_over
     assert len(engine.merge().offers) == 3
 
 

@@ -903,10 +903,35 @@ def test_a_learner_that_declines_seals_nothing() -> None:
     assert sealers(roster) == {"a", "b", "c"}
     roster.hear(1.0, beat("b", 2, declines=True))
     assert sealers(roster) == {"a", "c"}
-    roster.declines = True
+    roster.place.is_weak = True
     assert sealers(roster) == {"c"}
     roster.hear(2.0, beat("b", 3))
     assert sealers(roster) == {"b", "c"}
+
+
+@pytest.mark.parametrize("why", ["is_weak", "lacks_model", "is_behind"])
+def test_a_learner_that_cannot_seal_leaves_its_place_to_others(why: str) -> None:
+    roster = new("b", "c")
+    setattr(roster.place, why, True)
+    assert sealers(roster) == {"b", "c"}
+    setattr(roster.place, why, False)
+    assert sealers(roster) == {"a", "b", "c"}
+
+
+def test_a_learner_with_another_model_seals_nothing_here() -> None:
+    roster = new("b", "c")
+    roster.trains_other = lambda beat: beat.peer == B
+    assert sealers(roster) == {"a", "c"}
+
+
+@pytest.mark.parametrize(("training", "weak"), [(True, True), (False, False)])
+def test_the_link_of_one_that_has_yet_to_join_is_not_weak(training: bool, weak: bool) -> None:
+    roster = new("b")
+    roster.hear(1.0, replace(beat("b", 2, declines=True), training=training))
+    assert known(roster).declines
+    assert known(roster).is_weak is weak
+    known(roster).beat, known(roster).rumor = None, replace(rumor("b", 3), declines=True)
+    assert known(roster).is_weak  # nobody tells whether it has joined
 
 
 def test_no_other_fragment_moves_if_a_sealer_declines() -> None:
@@ -919,7 +944,7 @@ def test_no_other_fragment_moves_if_a_sealer_declines() -> None:
 
 def test_if_all_decline_all_seal() -> None:
     roster = new("b", "c")
-    roster.declines = True
+    roster.place.is_weak = True
     for name in "bc":
         roster.hear(1.0, beat(name, 2, declines=True))
     assert sealers(roster) == {"a", "b", "c"}

@@ -106,7 +106,7 @@ def test_a_learner_that_declines_to_seal_relays_only_if_nobody_else_can() -> Non
     roster.hear(1.0, replace(beat, count=2, declines=True))
     assert relay_of_a(roster) == {"a"}
     assert relay_of_a(roster, b) == {"a"}
-    roster.declines = True
+    roster.place.is_weak = True
     assert relay_of_a(roster) == {"a", "b"}
     roster.hear(2.0, replace(beat, count=3))
     assert relay_of_a(roster) == {"b"}

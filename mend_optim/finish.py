@@ -93,7 +93,7 @@ def finished(
     `unmet` is where nobody has ever been, and why (None: it had company)."""
     reason = ""
     if ended and status.unmerged_tokens:
-        reason = _nobody(unmet) if ended.alone else _unmerged(ended)
+        reason = _nobody(unmet) if ended.alone else why_unmerged(ended)
     elif not ended:
         others = ", ".join(peer.name for peer in status.roster) or "nobody"
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
@@ -120,7 +120,8 @@ def settled(
     return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)
 
 
-def _unmerged(ended: Ended) -> str:
+def why_unmerged(ended: Ended) -> str:
+    """Why those who end together leave work out of their model."""
     if ended.here < ended.needed:
         return NO_QUORUM.format(ended.needed, ended.here)
     if not ended.unshared:

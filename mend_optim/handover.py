@@ -18,6 +18,7 @@ from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.environment import note_joined
+from mend_optim.finish import why_unmerged
 from mend_optim.model.layout import Layout
 from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.own_tensors import ModelTensors
@@ -51,6 +52,7 @@ REPLACED = (
     "weights were replaced after step {}, and finish() puts the merged model in their place: load "
     "weights after finish(), on every learner"
 )
+LEFT_OUT = "ends, and {} of its tokens are in no anchor: {}"
 GIVEN_UP = (
     "others' weights took the place of this learner's, whose optimizer has state of earlier "
     "training: load trained weights on all learners before they start"
@@ -245,7 +247,16 @@ class Handover:
             has_put = self._take_anchors(for_good=True, fresh=ended.agreed and not ended.alone)
             if has_put and self._replaced:
                 learner.tell(Event("jumped", REPLACED.format(learner.step_count())))
+        if ended and not ended.alone:
+            self._tell_unmerged(ended)
         return ended
+
+    def _tell_unmerged(self, ended: Ended) -> None:
+        """Tell of work that the common end leaves out. A `with` block has nobody who would look at
+        what `finish()` returns."""
+        if tokens := ended.unmerged_tokens:
+            text = LEFT_OUT.format(tokens, why_unmerged(ended))
+            self._learner.tell(Event("unfinished", text, {"unmerged_tokens": tokens}))
 
     @in_plain_mode
     def begin_anew(self, check: Callable[[], None]) -> None:

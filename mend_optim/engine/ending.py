@@ -46,7 +46,7 @@ class Ended(NamedTuple):
     hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
     anchor, because there never was a quorum. `unshared` are the fragments with work, if no other
     learner has the parameters of any of them. A quorum needs `needed` learners, and `here` are
-    there."""
+    there. `unmerged_tokens` are this learner's that are in no anchor."""
 
     tokens: dict[str, int]
     digest: str
@@ -56,6 +56,7 @@ class Ended(NamedTuple):
     unshared: tuple[int, ...] = ()
     here: int = 0
     needed: int = 0
+    unmerged_tokens: int = 0
 
     @property
     def agreed(self) -> bool:
@@ -154,10 +155,15 @@ class Ending:
     def tell_unfinished(self) -> None:
         """This learner leaves, and its script has not said so: tell of work that others lose."""
         state = self.state
-        unmerged = max((f.unmerged(state.totals).tokens for f in state.fragments), default=0)
+        unmerged = self._unmerged_tokens()
         if unmerged and not (state.finishes or state.alone or state.roster.alone):
             text = UNFINISHED.format(unmerged)
             state.emit(Event("unfinished", text, {"unmerged_tokens": unmerged}))
+
+    def _unmerged_tokens(self) -> int:
+        """Own tokens that are in no anchor."""
+        state = self.state
+        return max((f.unmerged(state.totals).tokens for f in state.fragments), default=0)
 
     def _expect_returns(self, now: float) -> None:
         """A learner that leaves while it trains may be back in a moment: it has loaded a
@@ -218,6 +224,7 @@ class Ending:
             unshared=unshared if len(unshared) == len(unmerged) else (),
             here=1 + len(peers),
             needed=state.policies.quorum.needed(state.roster.heard),
+            unmerged_tokens=self._unmerged_tokens(),
         )
 
     def fresh_fragments(self) -> set[int]:

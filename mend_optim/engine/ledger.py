@@ -179,8 +179,9 @@ class Event:
                         another period.
     late                latency, sync_every: rounds take so long that averaging gains little
     unclosed            none: some work is never merged, and another codec or merge would merge it
-    unfinished          unmerged_tokens: the script or the optimizer has ended without `finish()`,
-                        and so many tokens of this learner are in no anchor
+    unfinished          unmerged_tokens: so many tokens of this learner are in no anchor. The script
+                        or the optimizer has ended without `finish()`, or `finish()` has ended the
+                        run without them.
     fault               none: a peer's message was refused, or something could not be done
 
     Attributes:

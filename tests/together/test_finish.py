@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from mend_optim import Adoption, ClosedError, Finish, MendError, MendOptimizer, PowerSGD, UsageError
 from mend_optim.finish import NO_QUORUM, NOBODY_YET
-from mend_optim.handover import REPLACED
+from mend_optim.handover import LEFT_OUT, REPLACED
 from tests.support.learners import (
     LOOPBACK,
     PATIENCE_S,
@@ -228,6 +228,26 @@ def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
         assert not same(parameters(a), parameters(b))
         assert (first.digest, second.digest) == ("", "")
         assert a.finish() == first
+
+
+@pytest.mark.parametrize(
+    ("quorum", "told"), [(2, []), (3, [LEFT_OUT.format(6, NO_QUORUM.format(3, 2))])]
+)
+def test_the_end_of_a_with_block_tells_of_work_that_it_leaves_out(
+    quorum: int, told: list[str]
+) -> None:
+    """Nobody sees what `finish()` returns there."""
+    watch = Watch()
+    inners = noisy(1.0), noisy(1.0)
+    with cluster(*inners, quorum=quorum, each=[{"on_event": watch}, {}], **FREE) as (a, b):
+        together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))
+        together(lambda: leave_block(a), lambda: leave_block(b))
+    assert [event.text for event in watch.of("unfinished")] == told
+
+
+def leave_block(optimizer: MendOptimizer) -> None:
+    with optimizer:
+        pass
 
 
 def test_until_something_is_merged_the_global_weights_are_the_own_ones(

@@ -74,6 +74,7 @@ from tests.support.learners import (
     drive,
     parameters,
     step,
+    together,
     weights,
 )
 from tests.support.two_steps import Mover
@@ -275,6 +276,14 @@ def unfinished() -> Said:
     engine.beat(B, step=1)
     engine.engine.ending.tell_unfinished()
     return engine.events("unfinished")
+
+
+def ends_below_quorum() -> Said:
+    watch = Watch()
+    with cluster(descent(0.0), descent(0.0), quorum=3, each=[{"on_event": watch}, {}]) as both:
+        drive(both, 10, lambda i, s: 1.0)
+        together(*(optimizer.finish for optimizer in both))
+        return watch.until("unfinished")
 
 
 def pair(*peers: PeerId) -> DrivenEngine:
@@ -773,6 +782,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
     "An end without finish()": unfinished,
+    "An end that leaves work out": ends_below_quorum,
     "Steps after the end": beyond_the_end,
     "A synchronize() that takes long": long_synchronize,
     "Slow": lambda: slow("slow"),

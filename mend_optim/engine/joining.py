@@ -297,7 +297,8 @@ class Joining:
         step = state.catch_up_position(max(self._met_at.values(), default=0))
         facts = {"missing": sought, "step": step, "tokens": state.cluster_tokens()}
         if sought and not anybody:
-            remedies = dict.fromkeys(map(seeds.remedy, seeds.missing))
+            silent = [address for address in seeds.missing if address not in seeds.refused]
+            remedies = dict.fromkeys(map(seeds.remedy, silent))
             text = f"nobody to train with at {seeds.causes(sought)}: training alone, still looking"
             self.presence.alone(Event("alone", "; ".join([text, *remedies]), facts))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mend_optim.protocol.handshake import Life, Namesake
+from mend_optim.protocol.handshake import AT_ITS_END, Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.seed_lists import Listing, SeedLists
 from mend_optim.protocol.unreached import Unreached
@@ -73,7 +73,8 @@ class Seeds:
 
     def refuse(self, address: str, reason: str) -> None:
         """Take note that the learner at an address must not train with this one: there is nothing
-        to wait for, either."""
+        to wait for, either, unless its run is at its end: a script may have several runs, one after
+        the other, and be late in beginning the next."""
         if address in self.found:
             self.refused[address] = reason
             self.held.pop(address, None)
@@ -140,7 +141,8 @@ class Seeds:
         here = [
             address
             for address, peer in self.found.items()
-            if (peer is None or address in self.held) and address not in self.refused
+            if (peer is None or address in self.held)
+            and self.refused.get(address, AT_ITS_END) == AT_ITS_END
         ]
         return [*here, *self.awaited()]
 
@@ -157,7 +159,7 @@ class Seeds:
     def sought(self) -> list[str]:
         """Return the addresses where there is nobody to train with: the missing ones, and those
         that have refused this learner."""
-        return [*self.missing, *sorted(self.refused)]
+        return [*dict.fromkeys([*self.missing, *sorted(self.refused)])]
 
     def failed(self) -> dict[str, str]:
         """Return, by address, why nobody is there to train with, where that is known."""

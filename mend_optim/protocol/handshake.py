@@ -43,6 +43,12 @@ PARAMETER = "parameter "
 WRAPPED = PARAMETER + "module."
 #: The prefix of the names of model fields that describe buffers.
 BUFFER = "buffer "
+#: The refusal of a newcomer that the other learner does not want to meet now, whatever its
+#: incarnation is. It passes: the other one may begin another run there.
+AT_ITS_END = (
+    "the run is at its end or has all the learners that it takes (limits.learners), and admits no "
+    "newcomer; start this learner again later"
+)
 #: The model field of a learner that does not have its parameters as its optimizer lists them.
 BY_NAME = ("order of parameters", "by name")
 

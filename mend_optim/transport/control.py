@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.handshake import Hello, Life, refusal
+from mend_optim.protocol.handshake import AT_ITS_END, Hello, Life, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Rumor, Seal, State
 from mend_optim.protocol.refusals import Refusals
@@ -39,11 +39,6 @@ REASONS = 1000
 REASONS_OF_ONE = 8
 #: How a refused hello is counted. Its sender has chosen its name, and many words of the reason.
 HELLO = "hello refused: the event `refused` says why"
-#: The refusal of a newcomer that the handler does not want to meet, whatever its incarnation is.
-AT_ITS_END = (
-    "the run is at its end or has all the learners that it takes (limits.learners), and admits no "
-    "newcomer; start this learner again later"
-)
 
 
 class Links:

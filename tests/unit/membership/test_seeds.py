@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mend_optim.membership.seeds import Seeds
+from mend_optim.protocol.handshake import AT_ITS_END
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.seed_lists import UNREAD, Listing
 from mend_optim.protocol.unreached import Unreached
@@ -81,6 +82,16 @@ def test_an_address_that_a_list_still_has_keeps_what_is_known_of_it():
     seeds.refuse("c:1", "another model")
     seeds.listed("file:x", listing("c:1", "b:1"))
     assert (seeds.peers(), seeds.refused) == ([B], {"c:1": "another model"})
+
+
+def test_a_learner_whose_run_is_at_its_end_is_waited_for():
+    seeds = Seeds(["b:1", "c:1"])
+    seeds.refuse("b:1", AT_ITS_END)
+    seeds.refuse("c:1", "another model")
+    assert (seeds.missing, seeds.sought()) == (["b:1"], ["b:1", "c:1"])
+    assert seeds.causes(seeds.missing) == f"b:1 (refused: {AT_ITS_END})"
+    seeds.resolve("b:1", B)
+    assert (seeds.missing, seeds.peers()) == ([], [B])
 
 
 def test_this_learners_own_address_in_a_list_is_left_out_while_it_is_there():

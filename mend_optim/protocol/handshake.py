@@ -18,7 +18,8 @@ from enum import Enum
 from mend_optim.protocol.lineage import PeerId
 
 #: The version of the protocol. Raise it when the meaning of a message changes; a new field or
-#: section needs no new version, because receivers ignore those that they don't know.
+#: section needs no new version, because receivers ignore those that they don't know. Then write
+#: down anew what such a learner sends: see `tests/fixtures/write_wire.py`.
 #:
 #: - 2: packets have a form for every tensor; seals relay packets
 #: - 3: offers that bring only residuals of encodings

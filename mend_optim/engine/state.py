@@ -310,9 +310,9 @@ class EngineState:
         return self.adopted_since_rollback < TRIAL * len(self.fragments)
 
     def _believes_in(self, id: PeerId) -> bool:
-        """Whether a learner may seal that others reach: an anchor has work of its name, or none
-        can. If its process had to have work there, every restart would make rosters differ."""
-        return self.is_young or any(id.name in f.lineage.names for f in self.fragments)
+        """Whether one may seal that others reach: its work is in an anchor, or the run is new."""
+        is_new = sum(f.lineage.version for f in self.fragments) < TRIAL * len(self.fragments)
+        return is_new or any(id.name in f.lineage.names for f in self.fragments)
 
     def _trains_other(self, beat: Beat) -> bool:
         return beat.genesis != self.genesis

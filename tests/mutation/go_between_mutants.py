@@ -230,14 +230,14 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-new-run-believes-in-nobody",
         "engine/state",
-        "return self.is_young or any(",
+        "return is_new or any(",
         "return any(",
         ENGINE,
     ),
     mutant(
         "everybody-is-believed-in",
         "engine/state",
-        "return self.is_young or any(",
+        "return is_new or any(",
         "return True or any(",
         ENGINE,
         8,

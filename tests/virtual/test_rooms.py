@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from tests.support.depth import DEEP
 from tests.virtual.cluster import Cluster
-from tests.virtual.storms import policies
+from tests.virtual.storms import draw, policies
 
 FRAGMENTS = 6
 Pairs = list[tuple[str, str]]
@@ -111,3 +112,9 @@ def test_no_room_waits_for_long_when_a_net_drops_what_passes_between_two(seed: i
     cluster.run(60.0)
     assert longest_pause(cluster, 20.0) < 3.5 * chosen.timing.evict_after_s
     assert min(shares(cluster).values()) > 0.75
+
+
+def test_all_take_the_same_sealer_however_many_anchors_each_has_adopted() -> None:
+    """In a short run, learner-7 has trained nothing yet. Before, those with fewer adopted anchors
+    took it for a sealer, and the others did not, so a fragment stood still for ever."""
+    replace(draw(569), seed=700_000).play()

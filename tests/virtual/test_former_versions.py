@@ -48,6 +48,19 @@ class Mixed(Learner):
 class MixedCluster(Cluster):
     learner_type = Mixed
 
+    def train_a_step(self) -> None:
+        """Every learner trains once more. A former one takes a learner without work in any anchor
+        for a sealer, and the present ones do not, until it trains."""
+        before = {x.name: x.engine.state.totals.step for x in self.learners.values()}
+        self.training = True
+        self.until(
+            lambda: all(
+                x.engine.state.totals.step > before.get(x.name, 0) for x in self.learners.values()
+            ),
+            100,
+        )
+        self.training = False
+
 
 class MixedStorm(Storm):
     cluster_type = MixedCluster

@@ -202,6 +202,7 @@ class Oracle:
         - it was counted as dropped,
         - or the ledger names its author,
         - or its author had given it up before, which an anchor with later work of it does not show,
+          or has said so and is about to,
         - or the anchor has forgotten its author, a former process of a name: such work counts as
           merged, and its author drops it,
         - or another process went on from its author's checkpoint, so one name has two histories.
@@ -217,6 +218,9 @@ class Oracle:
             named = named | self.superseded.get((former, p), set())
         unnamed = [
             u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped
+        ]
+        unnamed = [
+            u for u in unnamed if not self.superseded.get((u[0], p), set()) & self._claimants(u[0])
         ]
         own = learner.heirs - self._forked_twice | {learner.id}
         unnamed = [

@@ -61,3 +61,21 @@ def test_no_vector_changes_in_place(
     draw(300).play()
     assert len(seen) > 50
     assert all(vector == then for vector, then in seen.values())
+
+
+@pytest.mark.parametrize("who", ["nobody", "the learner", "the author", "a third one"])
+def test_the_author_may_have_said_that_it_gives_work_up_before_it_does(who: str) -> None:
+    """The learner may move first. An anchor with later work of the author shows it nothing then."""
+    cluster = Cluster(3, 1, policies())
+    cluster.start_all()
+    cluster.run(30.0)
+    learner, author, third = (cluster.learners[name] for name in cluster.names)
+    said = {"the learner": learner, "the author": author, "a third one": third}.get(who)
+    if said:
+        cluster.oracle.superseded[said.id, 0].add(author.name)
+    lost = {(author.id, 10**6): 1}
+    if who in ("the learner", "the author"):
+        cluster.oracle.moved(learner, 0, lost, {}, dropped_tokens=0)
+    else:
+        with pytest.raises(AssertionError, match="vanished unsaid"):
+            cluster.oracle.moved(learner, 0, lost, {}, dropped_tokens=0)

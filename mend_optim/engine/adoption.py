@@ -356,4 +356,6 @@ def _is_expected(seal: Seal, fragment: Progress, state: EngineState) -> bool:
         return True
     if is_between(state, fragment, seal.passed_by, sealer):
         return True
+    if state.former_sealers.may_have_sealed(seal.fragment, sealer, seal.base):
+        return True
     return state.roster.may_seal(seal.fragment, sealer)

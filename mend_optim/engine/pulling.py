@@ -64,7 +64,7 @@ class Pulling:
         if fragment.is_about_to_move:
             return
         is_believed = self.majority.believes(fragment, key, peer)
-        if not is_believed and not self._seals(fragment, peer):
+        if not is_believed and not self._seals(fragment, peer, key):
             return
         since = fragment.seen_behind(now)
         coming = self._coming(fragment, key, peer)
@@ -93,16 +93,22 @@ class Pulling:
         that it came through."""
         through = is_between(self.state, fragment, seal.sender, seal.sealer)
         sealer = seal.sender if through else seal.sealer
+        if self.state.is_me(sealer):
+            return
         is_believed = self.majority.believes(fragment, seal.key, sealer)
-        if not self.state.is_me(sealer) and (is_believed or self._seals(fragment, sealer)):
+        if is_believed or self._seals(fragment, sealer, seal.key):
             self.want(now, fragment, sealer, seal.key, seal_only=not is_believed)
 
-    def _seals(self, fragment: Progress, peer: PeerId) -> bool:
-        """Whether we expect the seals of a fragment of this peer: of the sealer, or the go-between
-        that has our offer for it."""
-        sealer = self.state.roster.sealer(fragment.fragment)
-        passes_on = sealer is not None and is_between(self.state, fragment, peer, sealer)
-        return peer == sealer or passes_on
+    def _seals(self, fragment: Progress, peer: PeerId, key: Key) -> bool:
+        """Whether we expect the seals of a fragment of this peer, the last of which leads to that
+        anchor: of the sealer, or the go-between that has our offer for it; or one more, of a former
+        sealer."""
+        state, p = self.state, fragment.fragment
+        sealer = state.roster.sealer(p)
+        passes_on = sealer is not None and is_between(state, fragment, peer, sealer)
+        former = state.former_sealers.may_have_sealed(p, peer, fragment.lineage.digest)
+        is_next = key.version == fragment.lineage.version + 1
+        return peer == sealer or passes_on or (former and is_next)
 
     def want(
         self,

@@ -43,6 +43,7 @@ class Standoffs:
         """Time passed, or an offer came. Returns the learner that runs the rounds, as
         `EngineState.sealer` does."""
         state, sealer = self.state, self.state.roster.sealer(p)
+        state.former_sealers.look(p, sealer, state.fragments[p].lineage.digest)
         if sealer is None or sealer == state.me or self._seals(p, sealer):
             self._end(p)
             return sealer

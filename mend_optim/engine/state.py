@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Attest, Effect, Job, SealResidual, Send, Work
+from mend_optim.engine.former_sealers import FormerSealers
 from mend_optim.engine.late_rounds import LateRounds
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
@@ -149,6 +150,8 @@ class EngineState:
         #: By fragment, the sealer by the roster for which this learner stands in. `Standoffs` alone
         #: writes it.
         self.stands_in: dict[int, PeerId] = {}
+        #: Those that had the places of the present sealers. `Standoffs` writes it.
+        self.former_sealers = FormerSealers()
         #: Wants of peers that are answered once the anchor stands still.
         self.unanswered: list[Want] = []
         #: What was refused of peers' bulky messages.

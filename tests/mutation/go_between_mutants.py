@@ -498,8 +498,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "no-seal-is-asked-for-between",
         PULLING,
-        "return peer == sealer or passes_on",
-        "return peer == sealer",
+        "return peer == sealer or passes_on or",
+        "return peer == sealer or",
     ),
     mutant(
         "a-sealer-out-of-reach-is-asked-for-a-missed-seal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 STANDOFFS = of("unit/engine/test_standoffs")
+FORMER = of("unit/engine/test_former_sealers")
 ROOM = "engine/standoffs"
 
 
@@ -93,5 +94,53 @@ STANDOFF_MUTANTS = (
         "else state.sealer(fragment.fragment)\n        target",
         "else state.roster.sealer(fragment.fragment)\n        target",
         room="engine/offers",
+    ),
+    mutant(
+        "nobody-remembers-former-sealers",
+        "        state.former_sealers.look(p, sealer, state.fragments[p].lineage.digest)\n",
+        "",
+        FORMER,
+    ),
+    mutant(
+        "former-sealers-are-not-asked",
+        "return peer == sealer or passes_on or (former and is_next)",
+        "return peer == sealer or passes_on",
+        FORMER,
+        "engine/pulling",
+    ),
+    mutant(
+        "former-sealers-are-asked-for-any-seal",
+        "return peer == sealer or passes_on or (former and is_next)",
+        "return peer == sealer or passes_on or former",
+        FORMER,
+        "engine/pulling",
+    ),
+    mutant(
+        "the-last-seal-of-a-former-sealer-is-refused",
+        "if state.former_sealers.may_have_sealed(seal.fragment, sealer, seal.base):",
+        "if False:",
+        FORMER,
+        "engine/adoption",
+    ),
+    mutant(
+        "a-former-sealer-seals-on-and-on",
+        "self._former.get(p) == (peer, anchor)",
+        "p in self._former and self._former[p].sealer == peer",
+        FORMER,
+        "engine/former_sealers",
+    ),
+    mutant(
+        "the-place-of-a-former-sealer-moves-on",
+        "sealer is None or sealer == present:",
+        "sealer is None:",
+        FORMER,
+        "engine/former_sealers",
+    ),
+    mutant(
+        "nobody-is-a-sealer",
+        "sealer is None or sealer == present:",
+        "sealer == present:",
+        FORMER,
+        "engine/former_sealers",
     ),
 )

@@ -94,7 +94,7 @@ IN_TWO_ROSTERS = Infiltrated(
 
 #: Its seals leave two honest learners on another branch than the third one, which is their sealer.
 ON_TWO_BRANCHES = Infiltrated(
-    835,
+    129,
     4,
     1,
     ("beat", "call", "joint", "names", "seal"),

@@ -104,7 +104,7 @@ class Declining:
 
     def review(self, now: float) -> bool:
         """At every beat: look again, by the last beats of all. Return whether it declines now, for
-        whatever reason, and did not at the last beat, or the other way round."""
+        any reason, and did not at the last beat, or the other way round."""
         roster = self.state.roster
         if now > self._reviewed_at + self.state.policies.timing.evict_after_s:
             self._since = None  # a process that was stopped has heard nothing meanwhile

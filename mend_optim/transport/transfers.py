@@ -286,7 +286,7 @@ class Transfers:
         self._handler.receive(answer)
 
     def _end_pulls(self, fragment: int, of_others_than: Link) -> None:
-        """What several peers were asked for has come from one. The others need not send it."""
+        """Several peers were asked for an anchor, and one has sent it. The others need not."""
         for key, (to, task) in list(self._running.items()):
             if key == ("pull", to.id, fragment) and to is not of_others_than:
                 del self._running[key]  # first: the learner does not wait for it

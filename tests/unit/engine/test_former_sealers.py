@@ -48,7 +48,7 @@ def replaced() -> tuple[DrivenEngine, PeerId]:
 
 
 def show(engine: DrivenEngine, peer: PeerId, anchor: Lineage, seconds: int) -> list[Want]:
-    """What the learner asks for, while one peer alone shows this anchor."""
+    """The questions to a peer that alone shows this anchor, for so long."""
     for _ in range(seconds):
         engine.tick(1.0)
         for other in engine.engine.state.roster.peers.values():

@@ -809,6 +809,13 @@ def test_a_hello_alone_counts_for_no_quorum() -> None:
     assert roster.heard == 2
 
 
+def test_a_phantom_can_seal_nothing() -> None:
+    """The end of a run waits for a learner that can."""
+    roster = new("b")
+    roster.meet(5.0, PeerId("phantom", 1), "phantom:1")
+    assert [peer.id for peer in roster.able(0)] == [B]
+
+
 def test_phantoms_hold_rounds_up_only_while_learners_meet() -> None:
     roster = new("b", now=2.0)
     for i in range(1, 100):

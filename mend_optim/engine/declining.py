@@ -11,9 +11,9 @@ the rounds that it seals take much longer than the others'. Its beats say so, an
 fragments: see `sealers.py`. It tries again later, and after each time that it fails it waits twice
 as long.
 
-A learner that joins, or that fetches another model, declines, too (`Roster.lacks_model`), and so
-does one that is so far behind that it fetches whole anchors (`Roster.is_behind`). It has none yet
-to seal on, and may need minutes until it has them.
+A learner that joins, or that fetches another model, declines, too, and so does one that is so far
+behind that it fetches whole anchors (`membership/own_place.py`). It has none yet to seal on, and
+may need minutes until it has them.
 
 A minority that lies can make no learner decline. One that answers a sealer late, but not so late
 that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of
@@ -128,8 +128,7 @@ class Declining:
     def _is_behind(self, now: float) -> bool:
         """Whether it has fetched whole anchors for long, or since it joined."""
         state, timing = self.state, self.state.policies.timing
-        wants = state.wants.values()
-        if not any(want.whole and not (want.gives_way or want.mends) for want in wants):
+        if not any(wanted.catches_up for wanted in state.wants.values()):
             self._fetches_since = None
         elif state.mode.lacks_model:
             self._fetches_since = float("-inf")

@@ -129,9 +129,6 @@ class Pulling:
         doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
         if p in state.wants or doubted:
             return
-        is_free = whole and not (gives_way or mends)
-        if is_free and not self.sources.may_ask(now, fragment, peer, key):
-            return
         wanted = Wanted(
             peer,
             key,
@@ -142,7 +139,8 @@ class Pulling:
             seal_only=seal_only,
             mends=mends,
         )
-        self._ask(fragment, wanted)
+        if not wanted.catches_up or self.sources.may_ask(now, fragment, peer, key):
+            self._ask(fragment, wanted)
 
     def overtake(self, now: float, peer: PeerId) -> None:
         """Ask a peer that has nothing left to send for what a far slower one still sends."""

@@ -90,9 +90,9 @@ class Sources:
     def _overtakes(self, peer: PeerId, p: int, wanted: Wanted) -> bool:
         """Whether a peer may be asked for what another one was asked for. Two peers send one anchor
         at most, and none that is dear if the other one is not."""
-        is_free = wanted.whole and not (wanted.gives_way or wanted.mends or wanted.overtakes)
+        is_free = wanted.catches_up and not (wanted.overtakes or wanted.held)
         fragment, slower = self.state.fragments[p], self.state.roster.find(wanted.peer)
-        if not is_free or wanted.held or fragment.is_about_to_move:
+        if not is_free or fragment.is_about_to_move:
             return False
         ranks = [
             self._rank(id, beat)

@@ -32,6 +32,12 @@ class Wanted:
     #: Whether another peer, which is far slower, sends it as well.
     overtakes: bool = False
 
+    @property
+    def catches_up(self) -> bool:
+        """Whether it is a whole anchor that is greater than ours. Any peer that has it may send
+        it."""
+        return self.whole and not (self.gives_way or self.mends)
+
     def slept(self, seconds: float) -> None:
         """This learner was stopped for so long, and waited for nobody meanwhile."""
         self.since += seconds

@@ -416,12 +416,19 @@ DECLINING_MUTANTS = (
     mutant(
         "nobody-is-behind", "roster.place.is_behind = self._is_behind(now)", "pass", tests=LACKING
     ),
-    mutant("seals-keep-a-learner-behind", "any(want.whole and not (", "any(not (", tests=LACKING),
+    mutant(
+        "seals-keep-a-learner-behind",
+        "return self.whole and not (self.gives_way or self.mends)",
+        "return not (self.gives_way or self.mends)",
+        "engine/wanted",
+        LACKING,
+    ),
     mutant(
         "odd-anchors-keep-a-learner-behind",
-        "not (want.gives_way or want.mends)",
-        "True",
-        tests=LACKING,
+        "return self.whole and not (self.gives_way or self.mends)",
+        "return self.whole",
+        "engine/wanted",
+        LACKING,
     ),
     mutant(
         "who-has-caught-up-is-behind",

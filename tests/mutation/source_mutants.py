@@ -78,9 +78,9 @@ SOURCE_MUTANTS = (
     ),
     mutant(
         "what-this-learner-yields-to-waits",
-        "is_free = whole and not (gives_way or mends)",
-        "is_free = whole",
-        room="engine/pulling",
+        "return self.whole and not (self.gives_way or self.mends)",
+        "return self.whole",
+        room="engine/wanted",
     ),
     mutant(
         "a-part-that-has-come-is-asked-for-again",
@@ -134,7 +134,7 @@ SOURCE_MUTANTS = (
         "max(SLOWER * took_s, self.state.policies.timing.beat_s)",
         "SLOWER * took_s",
     ),
-    mutant("a-third-copy", " or wanted.mends or wanted.overtakes)", " or wanted.mends)"),
+    mutant("a-third-copy", "not (wanted.overtakes or wanted.held)", "not wanted.held"),
     mutant("a-copy-that-is-dearer", "rank <= self._rank(slower", "rank >= self._rank(slower"),
     mutant("any-copy-is-as-dear", "rank <= self._rank(slower.id, slower.beat)", "True"),
     mutant("any-idle-peer-overtakes", "            if id == peer\n", ""),

@@ -331,6 +331,18 @@ def test_a_learner_that_ends_alone_keeps_what_no_step_has_moved() -> None:
         assert told.of("jumped") == []
 
 
+def test_a_learner_that_ends_alone_leaves_no_work_out() -> None:
+    """Its own weights have all of it, although no anchor does."""
+    told, timing = Watch(), replace(TIMING, join_timeout_s=0.1)
+    with closing(
+        MendOptimizer(noisy(1.0), name="a", listen=LOOPBACK, timing=timing, on_event=told)
+    ) as alone:
+        train(alone, 3, 0)
+        assert alone.status().unmerged_tokens == 3
+        assert alone.finish()
+    assert told.of("unfinished") == []
+
+
 def test_alone_it_is_done_at_once() -> None:
     optimizer = MendOptimizer(descent(1.0), name="a")
     step(optimizer, 1.0)

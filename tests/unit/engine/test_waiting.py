@@ -11,6 +11,7 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
+from mend_optim.protocol.handshake import AT_ITS_END
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
 from mend_optim.protocol.unreached import Unreached
@@ -200,6 +201,15 @@ def test_alone_names_causes_and_remedies() -> None:
         "nobody to train with at peer:1 (connection refused), third:1 (refused: codec: here none, "
         "there bf16; pass the same codec to both): training alone, still looking; start the "
         "learner there, or correct its port in peers"
+    )
+
+
+def test_a_run_at_its_end_is_its_own_remedy() -> None:
+    one = begun(SEED)
+    one.refused_at(0.1, SEED, AT_ITS_END)
+    pass_until(one, 30.0)
+    assert texts(one, 30.0)[-1] == (
+        f"nobody to train with at peer:1 (refused: {AT_ITS_END}): training alone, still looking"
     )
 
 

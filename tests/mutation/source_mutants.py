@@ -158,6 +158,11 @@ SOURCE_MUTANTS = (
         room="engine/adoption",
     ),
     mutant(
+        "the-pace-of-the-gone-is-kept",
+        " for id, took_s in self._took_s.items() if id in here}",
+        " for id, took_s in self._took_s.items()}",
+    ),
+    mutant(
         "the-pace-of-whoever-was-asked",
         "if wanted and wanted.peer == peer:",
         "if wanted:",

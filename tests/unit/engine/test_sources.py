@@ -360,6 +360,14 @@ def test_an_overtaken_peer_is_no_faster_for_that(anchor: Lineage) -> None:
     assert asked(engine) == {2: PEER}
 
 
+def test_nothing_is_kept_of_sources_that_are_gone() -> None:
+    engine = two_sources(PARTS, OURS)
+    come(engine, OURS, 0, PEER)
+    leave(engine, PEER)
+    come(engine, OURS, 1, THIRD)
+    assert set(engine.engine.pulling.sources._took_s) == {THIRD}
+
+
 @MODELS
 def test_an_anchor_is_overtaken_whose_peer_was_not_heard(anchor: Lineage) -> None:
     """A go-between may tell of it before its first beat."""

@@ -66,13 +66,18 @@ class Repairs:
         for fragment in self.state.fragments:
             p = fragment.fragment
             tries = self._tries.setdefault(p, _Tries())
-            is_busy = p in self.state.wants or self.state.rounds[p].phase is Phase.MERGING
-            peers = [] if is_busy or now < tries.due_at else self._peers(fragment)
+            peers = [] if self._is_busy(fragment) or now < tries.due_at else self._peers(fragment)
             if peers:
                 self._ask(now, fragment, peers[tries.count % len(peers)])
                 tries.count += 1
             if self.is_mending(p):
                 tries.last(now, self.state.policies.timing.evict_after_s)
+
+    def _is_busy(self, fragment: Progress) -> bool:
+        """Whether another anchor is on its way: one under this key would come too late."""
+        p, state = fragment.fragment, self.state
+        is_merging = state.rounds[p].phase is Phase.MERGING
+        return p in state.wants or is_merging or fragment.is_about_to_move
 
     def _peers(self, fragment: Progress) -> list[PeerId]:
         doubts = self.state.claims.doubts

@@ -18,6 +18,11 @@ def mutant(
 
 REPAIR_MUTANTS = (
     mutant(
+        "what-is-right-is-asked-for-while-the-anchor-moves-on",
+        " or is_merging or fragment.is_about_to_move",
+        " or is_merging",
+    ),
+    mutant(
         "half-of-the-learners-settle-it",
         "+ we_have) > learners",
         "+ we_have) >= learners",

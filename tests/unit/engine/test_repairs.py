@@ -170,6 +170,24 @@ def test_a_greater_anchor_is_taken_if_it_is_believed() -> None:
     assert engine.lineage == ahead
 
 
+def test_nothing_is_asked_for_while_the_anchor_moves_on() -> None:
+    """The answer would be of an anchor that is left by then, and the next try is long after."""
+    engine = outvoted()
+    engine.receive(seal_of(engine.lineage, sealer=engine.engine.state.sealer(0)))
+    (job,) = engine.jobs(Advance)
+    engine.tick(0.1)
+    assert asked(engine) == []
+    engine.done(job)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE)
+    for job in engine.jobs(Attest):
+        engine.done(job, digest=OURS)
+    for peer in PEERS[:2]:
+        attest(engine, peer, TRUE)
+    engine.tick(0.1)
+    assert len(asked(engine)) == 1
+
+
 FORGED = Entry(PeerId("me", 1), 5, 10, 1)
 
 

@@ -6,7 +6,8 @@
 The others send their offers to b from then on. So the streams close down which that seal was to
 come. Its anchor is the word of one learner, which nobody takes at once: b would seal nothing until
 it is stuck. So a learner takes one more seal of the former sealer, on the anchor that it had itself
-when the sealer changed, and asks for it."""
+when the sealer changed, and asks for it. It asks that sealer before the others that show the anchor
+by then: they have no seal, and would hand the whole anchor over."""
 
 from __future__ import annotations
 
@@ -41,4 +42,9 @@ class FormerSealers:
     def may_have_sealed(self, p: int, peer: PeerId, anchor: bytes) -> bool:
         """Whether a peer was the sealer when this learner came to the anchor with this digest, and
         may have sealed once more on it."""
-        return self._former.get(p) == (peer, anchor)
+        return self.that_may_have_sealed(p, anchor) == peer
+
+    def that_may_have_sealed(self, p: int, anchor: bytes) -> PeerId | None:
+        """The former sealer that may have sealed once more on this anchor."""
+        former = self._former.get(p)
+        return former.sealer if former and former.anchor == anchor else None

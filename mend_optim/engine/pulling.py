@@ -24,6 +24,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.sources import Sources
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.wanted import Wanted
+from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
 from mend_optim.protocol.messages import Report, Seal, State, Want
 from mend_optim.protocol.transfer_fault import TransferFault
@@ -69,24 +70,48 @@ class Pulling:
         since = fragment.seen_behind(now)
         coming = self._coming(fragment, key, peer)
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
-        if not coming or now - since >= patience:
-            self.want(now, fragment, peer, key, seal_only=not is_believed)
+        if coming and now - since < patience:
+            return
+        holder = self._holder(fragment, key, peer)
+        if not holder and now - since < state.policies.timing.suspect_after_s:
+            return
+        self.want(now, fragment, holder or peer, key, seal_only=not is_believed)
+
+    def _holder(self, fragment: Progress, key: Key, peer: PeerId) -> PeerId | None:
+        """The learner to ask for the anchor that a peer shows: the former sealer, if its last seal
+        leads to that; None while it may, as its last beat is older. That one has merged our offer.
+        If we have none, or the present sealer holds it, its seal is another one."""
+        state, p, own, pending = self.state, fragment.fragment, fragment.lineage, fragment.pending
+        former = state.former_sealers.that_may_have_sealed(p, own.digest)
+        shown = dict(state.shown(p)).get(former) if former else None
+        if former is None or shown is None or key.version != own.version + 1:
+            return peer
+        if pending is None or self._is_left_out(pending, p, key):
+            return peer
+        doubted = state.claims.doubts(former) or self._seal_less.doubts(former)
+        if doubted or are_neighbours(state.roster, state.me, peer):
+            return peer  # what crosses between zones is dear
+        return former if shown >= key else None
 
     def _coming(self, fragment: Progress, key: Key, peer: PeerId) -> Pending | None:
         """The pending offer, if a seal is about to come to it that leads to the anchor that a peer
-        shows. The learner that has the offer may show that anchor itself, or later than others do;
-        if it shows it, and still holds the offer, that was left out."""
-        state, p, pending = self.state, fragment.fragment, fragment.pending
+        shows. The learner that has the offer may show that anchor itself, or later than others."""
+        state, pending = self.state, fragment.pending
         if pending is None or not pending.delivered or pending.sent_to is None:
             return None
         holder = state.roster.find(pending.sent_to)
         is_next = key.version == fragment.lineage.version + 1
         if holder is None or not (is_next or holder.id == peer):
             return None
-        beat = holder.beat
+        return None if self._is_left_out(pending, fragment.fragment, key) else pending
+
+    def _is_left_out(self, pending: Pending, p: int, key: Key) -> bool:
+        """Whether an anchor was sealed without the pending offer: the learner that has the offer
+        shows such an anchor, and still holds it."""
+        holder = self.state.roster.find(pending.sent_to) if pending.sent_to else None
+        beat = holder.beat if holder else None
         report = beat.reports[p] if beat and p < len(beat.reports) else NO_REPORT
-        is_left_out = report.key >= key and (state.me, pending.seq) in report.held
-        return None if is_left_out else pending
+        return report.key >= key and (self.state.me, pending.seq) in report.held
 
     def missed(self, now: float, fragment: Progress, seal: Seal) -> None:
         """A seal came that is not on our anchor: ask its sealer for what we lack, or the go-between

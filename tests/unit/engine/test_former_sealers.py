@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from mend_optim.engine.effects import Advance
 from mend_optim.engine.former_sealers import FormerSealers
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Want
-from tests.support.engines import FOURTH, PEER, THIRD, DrivenEngine, grown, seal_of
+from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown, seal_of
 from tests.unit.engine.test_majority import experienced
 
 PEERS = (PEER, THIRD, FOURTH)
+NO_ZONES: dict[PeerId, str] = {}
 A, B, ANCHOR = PeerId("a", 1), PeerId("b", 1), b"anchor"
 
 
@@ -47,6 +50,14 @@ def replaced() -> tuple[DrivenEngine, PeerId]:
     raise AssertionError("nobody takes its place")
 
 
+def replaced_with_our_offer() -> tuple[DrivenEngine, PeerId]:
+    """The same, where the former sealer had an offer of this learner. It is on its way to the
+    present one."""
+    engine, former = replaced()
+    engine.offer()
+    return engine, former
+
+
 def show(engine: DrivenEngine, peer: PeerId, anchor: Lineage, seconds: int) -> list[Want]:
     """The questions to a peer that alone shows this anchor, for so long."""
     for _ in range(seconds):
@@ -68,6 +79,78 @@ def test_a_former_sealer_is_asked_for_its_last_seal(who: str, rounds: int) -> No
     wants = show(engine, former if is_former else other, anchor, seconds=8)
     is_asked = is_former and rounds == 1
     assert [want.have for want in wants] == [engine.lineage.digest] * is_asked
+
+
+def all_show(
+    engine: DrivenEngine, shown: Mapping[PeerId, Lineage], zones: Mapping[PeerId, str] = NO_ZONES
+) -> list[PeerId]:
+    """Every peer shows an anchor: that of the learner, unless another is given. Returns the peers
+    that are asked meanwhile."""
+    for peer in [known.id for known in engine.engine.state.roster.peers.values()]:
+        anchor = shown.get(peer, engine.lineage)
+        engine.beat(peer, anchor, step=3, zone=zones.get(peer, ""))
+    return [to for to, _ in engine.sent(Want)]
+
+
+def test_the_former_sealer_is_asked_before_others_that_show_its_anchor() -> None:
+    """Only that one has the seal. The others would hand over the whole anchor."""
+    engine, former = replaced_with_our_offer()
+    anchor = grown(engine.lineage)
+    others = {peer: anchor for peer in engine.engine.state.roster.alive() if peer != former}
+    assert all_show(engine, others) == []  # it may not have come to that one's beat
+    assert all_show(engine, {**others, former: anchor}) == [former]
+
+
+@pytest.mark.parametrize("why", ["a round more", "left out", "doubted", "gone"])
+def test_others_are_asked_where_the_former_sealer_has_no_seal_to_give(why: str) -> None:
+    engine, former = replaced_with_our_offer()
+    state, anchor = engine.engine.state, grown(engine.lineage)
+    shown = dict.fromkeys(state.roster.alive(), anchor)
+    match why:
+        case "a round more":
+            shown = dict.fromkeys(shown, grown(anchor)) | {former: engine.lineage}
+        case "left out":
+            sealer, pending = state.roster.sealer(0), engine.fragment.pending
+            assert sealer
+            engine.beat(sealer, anchor, step=3, held=((ME, pending.seq),))
+            ((asked, _),) = engine.sent(Want)
+            assert asked == sealer
+            return
+        case "doubted":
+            state.claims.failed(engine.now, former, 1.0, 100.0)
+        case "gone":
+            state.roster.leave(former)
+    (asked,) = all_show(engine, shown)
+    assert asked != former
+
+
+def test_a_former_sealer_that_had_no_offer_of_ours_is_not_waited_for() -> None:
+    engine, former = replaced()
+    anchor = grown(engine.lineage)
+    shown = {peer: anchor for peer in engine.engine.state.roster.alive() if peer != former}
+    (asked,) = all_show(engine, shown)
+    assert asked != former
+
+
+def test_others_are_asked_once_the_former_sealer_had_its_time() -> None:
+    engine, former = replaced_with_our_offer()
+    anchor = grown(engine.lineage)
+    shown = {peer: anchor for peer in engine.engine.state.roster.alive() if peer != former}
+    for _ in range(3):
+        assert all_show(engine, shown) == []
+        engine.tick(1.0)
+    (asked,) = all_show(engine, shown)
+    assert asked != former
+
+
+def test_a_neighbour_is_asked_before_a_former_sealer_elsewhere() -> None:
+    engine, former = replaced_with_our_offer()
+    roster, anchor = engine.engine.state.roster, grown(engine.lineage)
+    roster.zone = "here"
+    near = {peer: "here" for peer in roster.alive() if peer != former}
+    all_show(engine, {}, near)
+    (asked,) = all_show(engine, dict.fromkeys(near, anchor), near)
+    assert asked != former
 
 
 def test_its_last_seal_is_taken_and_no_other() -> None:

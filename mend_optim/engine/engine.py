@@ -251,7 +251,7 @@ class Engine:
     def passed_on(self, now: float, offer: Offer, by: PeerId) -> None:
         """A peer passed on the offer of another learner. It is ignored unless that learner is gone
         from here, too, or is in the peer's zone: one that lives offers by itself."""
-        if not offer.others and self.sealer.relaying.may_pass_on(offer.peer, by):
+        if self.sealer.relaying.may_pass_on(offer, by):
             self.receive(now, replace(offer, passed_by=by))
 
     def _take(self, now: float, message: Message) -> None:

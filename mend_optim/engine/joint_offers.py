@@ -72,10 +72,13 @@ def may_take(offer: Offer, state: EngineState) -> bool:
     authors out, which this learner may have to pass on."""
     if not offer.others:
         return True
+    joins = state.takes_joint(offer.fragment) > NO_JOINT
+    if offer.passed_by:
+        return joins  # nobody is left who would offer its parts
     if are_neighbours(state.roster, state.me, offer.peer):
         return False
     near = (are_neighbours(state.roster, offer.peer, other.peer) for other in offer.others)
-    return state.takes_joint(offer.fragment) > NO_JOINT and all(near)
+    return joins and all(near)
 
 
 class JointOffers:

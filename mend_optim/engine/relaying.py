@@ -78,23 +78,27 @@ class Relaying:
             passing = self._passing_of(now, offer, to.id)
             if to is sealer and passing.arrived >= TRIES and not self._lives(offer.peer):
                 round.drop(offer.peer)
-                state.fault(
-                    f"offer {offer.seq} of {offer.peer.name}, which is gone, given up:"
-                    f" {sealer.id.name} did not keep it {TRIES} times"
-                )
+                state.fault(_given_up(offer, sealer.id))
             else:
                 passing.next_at = NEVER
                 state.emit(Send(to.id, offer, PASS_ON))
 
-    def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
-        """Whether a peer may pass on an offer of this author: one that is gone from here, too, that
-        this learner has no stream with, or that is the peer's neighbour. Of authors that are not on
-        the roster, as many offers are held as learners may be there: any name can be invented."""
+    def may_pass_on(self, offer: Offer, by: PeerId) -> bool:
+        """Whether a peer may pass on an offer: of an author that is gone from here, too, that this
+        learner has no stream with, or that is the peer's neighbour; a joint one, if all are gone
+        that made it. Of authors that are not on the roster, as many offers are held as learners may
+        be there: any name can be invented."""
+        if offer.others:
+            return all(self._may_be_gone(each.peer) for each in offer.together)
+        is_near = are_neighbours(self.state.roster, offer.peer, by)
+        return is_near or self._may_be_gone(offer.peer)
+
+    def _may_be_gone(self, author: PeerId) -> bool:
+        """Whether an author is gone as far as this learner can tell, and may be held here."""
         known = self.state.roster.find(author)
         if known is None:
             return self._has_room_for(author)
-        is_here = known.linked and not known.suspected
-        return not is_here or are_neighbours(self.state.roster, author, by)
+        return known.suspected or not known.linked
 
     def _has_room_for(self, author: PeerId) -> bool:
         state = self.state
@@ -170,11 +174,15 @@ class Relaying:
             apart = are_apart(roster, peer, sealer.id)
             behind = is_far_behind(roster, offer.passed_by or peer, sealer.id, to.id)
             wanted = relayed or apart or behind or not self._lives(peer)
-            separate = offer.carrier is None and not offer.others
+            separate = offer.carrier is None and (not offer.others or self._is_left(offer))
             comes_back = to is not sealer and to.id in (peer, offer.passed_by)
             held_or_back = comes_back or (offer.peer, offer.seq) in held
             if wanted and separate and offer.steps and not held_or_back:
                 yield offer
+
+    def _is_left(self, joint: Offer) -> bool:
+        """Whether all are gone whose work a joint offer has: nobody offers any part of it again."""
+        return not any(self._lives(each.peer) for each in joint.together)
 
     def _lives(self, peer: PeerId) -> bool:
         known = self.state.roster.find(peer)
@@ -199,3 +207,11 @@ class Relaying:
             for (peer, p), passing in self._passing.items()
             if p != round.fragment or peer in round.inbox
         }
+
+
+def _given_up(offer: Offer, sealer: PeerId) -> str:
+    """What the user is told of an offer that is held no more."""
+    names = " and ".join(each.peer.name for each in offer.together)
+    gone = "which are gone" if offer.others else "which is gone"
+    kept = f"{sealer.name} did not keep it {TRIES} times"
+    return f"offer {offer.seq} of {names}, {gone}, given up: {kept}"

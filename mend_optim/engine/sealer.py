@@ -65,7 +65,7 @@ class Sealer:
             return
         fragment, flaw = state.fragments[p], flaw_of_joint(offer, state)
         if flaw:
-            state.refuse(offer.peer, f"offer {offer.seq}", flaw)
+            state.refuse(offer.passed_by or offer.peer, f"offer {offer.seq}", flaw)
         if flaw or not may_take(offer, state):
             return
         self.adoption.pulling.catch_up(now, fragment, offer.key, offer.peer)

@@ -351,9 +351,8 @@ class Offer:
     @property
     def together(self) -> tuple[Offer, ...]:
         """The offers that it holds: itself, and the others of a joint one."""
-        return self, *(
-            replace(other, carrier=self.peer, passed_by=self.peer) for other in self.others
-        )
+        by = self.passed_by or self.peer
+        return self, *(replace(other, carrier=self.peer, passed_by=by) for other in self.others)
 
     @property
     def claim(self) -> Claim:

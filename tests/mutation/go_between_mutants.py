@@ -302,8 +302,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "offers-from-afar-are-refused",
         RELAYING,
-        "return not is_here or",
-        "return not self._lives(author) or",
+        "return known.suspected or not known.linked",
+        "return known.suspected",
     ),
     mutant(
         "offers-take-one-hop",

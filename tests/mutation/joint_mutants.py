@@ -147,8 +147,56 @@ JOINT_MUTANTS = (
     mutant(
         "parts-are-passed-on",
         "engine/relaying",
-        "separate = offer.carrier is None and not offer.others",
-        "separate = True",
+        "separate = offer.carrier is None and (not offer.others or self._is_left(offer))",
+        "separate = not offer.others or self._is_left(offer)",
+    ),
+    mutant(
+        "joint-offers-go-down-with-their-relay",
+        "engine/relaying",
+        " and (not offer.others or self._is_left(offer))",
+        " and not offer.others",
+    ),
+    mutant(
+        "joint-offers-of-the-living-are-passed-on",
+        "engine/relaying",
+        " and (not offer.others or self._is_left(offer))",
+        "",
+    ),
+    mutant(
+        "the-relay-alone-may-be-gone",
+        "engine/relaying",
+        "any(self._lives(each.peer) for each in joint.together)",
+        "self._lives(joint.peer)",
+    ),
+    mutant(
+        "a-joint-offer-of-a-living-relay-may-be-passed-on",
+        "engine/relaying",
+        "return all(self._may_be_gone(each.peer) for each in offer.together)",
+        "return True",
+    ),
+    mutant(
+        "joint-offers-of-forgotten-learners-are-not-taken",
+        GATHER,
+        "    if offer.passed_by:\n        return joins ",
+        "    if False:\n        return joins ",
+    ),
+    mutant(
+        "parts-of-a-joint-offer-came-from-its-relay",
+        "protocol/messages",
+        "by = self.passed_by or self.peer",
+        "by = self.peer",
+    ),
+    mutant(
+        "a-relay-that-is-gone-is-blamed",
+        "engine/sealer",
+        'state.refuse(offer.passed_by or offer.peer, f"offer {offer.seq}", flaw)',
+        'state.refuse(offer.peer, f"offer {offer.seq}", flaw)',
+    ),
+    mutant(
+        "only-the-relay-of-a-lost-joint-offer-is-named",
+        "engine/relaying",
+        "(each.peer.name for each in offer.together)",
+        "(each.peer.name for each in [offer])",
     ),
     mutant(
         "own-offer-goes-round",
@@ -181,8 +229,8 @@ JOINT_MUTANTS = (
     mutant(
         "joint-where-nobody-joins",
         GATHER,
-        "return state.takes_joint(offer.fragment) > NO_JOINT and",
-        "return",
+        "joins = state.takes_joint(offer.fragment) > NO_JOINT",
+        "joins = True",
     ),
     mutant(
         "a-sealer-that-clips-takes-joint-offers",
@@ -221,12 +269,6 @@ JOINT_MUTANTS = (
         "engine/state",
         " and not self.is_buffers(p)\n\n    def takes_joint",
         "\n\n    def takes_joint",
-    ),
-    mutant(
-        "joint-offers-are-passed-on",
-        "engine/engine",
-        "if not offer.others and self.sealer",
-        "if self.sealer",
     ),
     mutant(
         "one-fresh-part-is-enough",

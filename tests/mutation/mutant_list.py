@@ -867,7 +867,7 @@ MUTANTS = (
     Mutant("texts-of-any-length", 8, "transport/limits", "len(text.encode()), TEXT_LIMIT)", "0, TEXT_LIMIT)", WIRE),
     Mutant("weights-above-one", 8, "transport/wire_bulk", 'checked_number("weight", m.weight, 1.0)', 'checked_number("weight", m.weight)', WIRE),
     Mutant("offers-in-our-name", 8, "engine/engine", "        if not self.state.is_own(message):\n", "        if True:\n", SEALING),
-    Mutant("offers-of-the-living-passed-on", 8, "engine/relaying", "return not is_here or", "return True or", of("unit/engine/test_zones", "lives")),
+    Mutant("offers-of-the-living-passed-on", 8, "engine/relaying", "return is_near or self._may_be_gone", "return True or self._may_be_gone", of("unit/engine/test_zones", "lives")),
     Mutant("passed-on-as-its-own", 8, "transport/transfers", "self._handler.passed_on(offer, link.id)", "self._handler.receive(offer)", PASSED_ON),
     Mutant("errors-of-a-peer-end-a-thread", 8, "worker/blame", "except Exception as error:", "except PeerError as error:", BLAME),
     Mutant("memory-is-a-peers-fault", 8, "worker/blame", "except (PeerError, MemoryError):", "except PeerError:", BLAME),

@@ -267,8 +267,8 @@ SIGN_MUTANTS = (
         "the-author-is-blamed-for-its-bearer",
         8,
         "engine/sealer",
-        "offer.passed_by or offer.peer",
-        "offer.peer",
+        'offer.passed_by or offer.peer, f"offer {offer.seq}", done.fault',
+        'offer.peer, f"offer {offer.seq}", done.fault',
         SEALING,
     ),
     Mutant(

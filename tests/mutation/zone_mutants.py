@@ -112,8 +112,8 @@ ZONE_MUTANTS = (
     mutant(
         "neighbours-may-not-pass-offers-on",
         RELAYING,
-        "is_here or are_neighbours",
-        "is_here and are_neighbours",
+        "return is_near or self._may_be_gone",
+        "return self._may_be_gone",
     ),
     mutant(
         "a-relays-seal-is-its-sealers",

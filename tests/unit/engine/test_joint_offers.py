@@ -15,6 +15,7 @@ from mend_optim.engine import joint_offers
 from mend_optim.engine.effects import PASS_ON, Advance, Inspect, Join, Merge, Outsize, Prepare, Send
 from mend_optim.engine.joint_offers import may_join
 from mend_optim.engine.moment_schedule import Moment
+from mend_optim.engine.relaying import TRIES
 from mend_optim.engine.round import Round, whole
 from mend_optim.membership.zones import zone_of
 from mend_optim.protocol.lineage import Claim, PeerId
@@ -302,13 +303,36 @@ def test_a_zone_of_too_many_is_not_joined_whole(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_parts_of_a_joint_offer_are_not_passed_on() -> None:
-    """A former sealer has no bytes of theirs. Their senders are gone, as that of another one."""
+@pytest.mark.parametrize("living", [(), (PEER,), (NEAR,)], ids=["none", "relay", "another"])
+def test_a_joint_offer_is_passed_on_whole_once_all_are_gone_that_made_it(
+    living: tuple[PeerId, ...],
+) -> None:
+    """The bytes are those of all. One that lives offers its work again. The sender of another offer
+    is gone, too."""
     engine, far = relay()
     engine.engine.state.rounds[0].add(*joint().together, with_delta(offer_of(FOURTH)))
+    if NEAR not in living:
+        engine.engine.state.roster.leave(NEAR)
+    for peer in living:
+        engine.beat(peer, zone=HERE)
+    pass_time(engine, 6.0)  # one that lives may offer, too, and is waited for
+    whole_one = [] if living else [(far, PASS_ON, PEER.name, (NEAR.name,))]
+    assert sorted(sent(engine)) == [(far, PASS_ON, FOURTH.name, ()), *whole_one]
+
+
+def test_a_joint_offer_that_the_sealer_does_not_keep_is_given_up_and_all_are_named() -> None:
+    engine, far = relay()
+    engine.engine.state.rounds[0].add(*joint().together)
     engine.engine.state.roster.leave(NEAR)
-    pass_time(engine, 0.5)
-    assert sent(engine) == [(far, PASS_ON, FOURTH.name, ())]
+    for _ in range(TRIES):
+        pass_time(engine, 200.0)
+        ((to, offer),) = engine.sent(Offer)
+        assert to == far
+        engine.engine.delivered(engine.now, far, offer)
+    pass_time(engine, 200.0)
+    assert held(engine) == set()
+    (told,) = engine.faults()
+    assert f"offer 1 of {PEER.name} and {NEAR.name}, which are gone, given up" in told
 
 
 def relayed() -> tuple[DrivenEngine, PeerId, Offer]:
@@ -545,10 +569,32 @@ def test_where_offers_are_not_joined_none_is_taken(settings: dict[str, bool]) ->
     assert engine.faults() == []
 
 
-def test_one_that_is_passed_on_is_not_taken() -> None:
+def test_one_of_a_learner_that_lives_is_not_taken_from_another() -> None:
     engine = sealer()
+    engine.engine.linked(engine.now, PEER, True)
     engine.engine.passed_on(engine.now, joint(), THIRD)
     assert engine.jobs(Inspect) == []
+
+
+def test_one_of_learners_that_are_gone_is_taken_from_whoever_passes_it_on() -> None:
+    """This learner may have forgotten them, and does not know that they were neighbours."""
+    engine = sealer()
+    for peer in (PEER, THIRD):
+        engine.engine.state.roster.leave(peer)
+    engine.engine.passed_on(engine.now, joint(), FOURTH)
+    (inspect,) = engine.jobs(Inspect)
+    engine.done(inspect)
+    inbox = engine.engine.state.rounds[0].inbox
+    assert {peer: offer.passed_by for peer, offer in inbox.items()} == {PEER: FOURTH, THIRD: FOURTH}
+
+
+def test_what_is_wrong_with_one_that_is_passed_on_is_the_fault_of_that_peer() -> None:
+    engine = sealer()
+    engine.engine.state.roster.leave(PEER)
+    engine.engine.passed_on(engine.now, joint(offer_of(ME)), FOURTH)
+    assert held(engine) == set()
+    (told,) = engine.faults()
+    assert told.startswith(f"offer 1 of {FOURTH.name} refused: ")
 
 
 def test_it_is_taken_whole_or_not_at_all() -> None:

@@ -9,6 +9,7 @@ import pytest
 from mend_optim import MendOptimizer
 from mend_optim.engine.attestations import ANY, Attestations
 from mend_optim.engine.effects import Done
+from mend_optim.membership.sealers import sealer_of
 from mend_optim.worker.fragment_anchor import FragmentAnchor
 from tests.support.learners import (
     LOCKSTEP,
@@ -24,6 +25,9 @@ from tests.support.learners import (
     wave,
 )
 
+#: The sealer stays who it is when this one comes. Else its last seal might be missed, and learners
+#: that take the newcomer's anchor in its place be deceived as well.
+NEWCOMER = "e"
 TRUE_EXPORT = FragmentAnchor.export
 
 
@@ -38,12 +42,13 @@ def foist(anchor: FragmentAnchor) -> Done:
 
 def test_a_deceived_learner_takes_what_most_have(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Watch()
+    assert sealer_of(0, [*"abc", NEWCOMER]) == sealer_of(0, "abc")
     learners = [descent(0.0) for _ in range(3)]
     with cluster(*learners, **LOCKSTEP) as first:
         drive(first, 4, wave)
         late = MendOptimizer(
             descent(9.0),
-            name="d",
+            name=NEWCOMER,
             listen=LOOPBACK,
             peers=[first[0].status().address],
             timing=TIMING,

@@ -156,6 +156,8 @@ MUTANTS = (
            of("together/test_optimizer")),
     Mutant("a-closure-trains-on-weights-just-taken", 2, "training_run", "partial(only_loss, self.inner) if begun.stale else self.inner.step", "self.inner.step",
            of("together/test_scripts", "only_for_the_loss")),
+    Mutant("a-step-on-weights-just-taken-is-none-to-a-scheduler", 2, "model/closure", "    inner._opt_called = True  # type: ignore[attr-defined]\n", "",
+           of("together/test_scripts", "scheduler_of_the_inner")),
     Mutant("a-closure-on-weights-just-taken-trains-nothing", 2, "training_run", "replaced and uses_old(self.model.merged, computes)", "replaced",
            of("together/test_scripts", "trains_the_weights_just_taken")),
     Mutant("ranks-train-nothing-in-a-closure-on-weights-just-taken", 2, "rank_run", "self._any_rank(uses_old(self.model.tensors(), computes))", "True",

@@ -338,6 +338,20 @@ def test_a_step_that_takes_others_weights_calls_its_closure_only_for_the_loss(ki
         assert (new.status().step, new.status().tokens) == (0, 0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_first_step_that_trains_nothing_is_one_to_a_scheduler_of_the_inner_optimizer() -> None:
+    """Else torch would warn, falsely, that the first value of the rate is skipped."""
+    newcomer = Newcomer(SGD(weights(8.0), lr=0.25))
+    scheduler = lr_scheduler.StepLR(newcomer.inner, step_size=1, gamma=0.5)
+    with cluster(descent(2.0, lr=0.0), newcomer.inner, started=False) as (old, new):
+        step(old, 1.0)
+        newcomer.closure()
+        newcomer.join(old, new)
+        assert new.status().step == 0
+        scheduler.step()
+        assert scheduler.get_last_lr() == [0.125]
+
+
 def test_a_closure_that_computes_all_gradients_trains_the_weights_just_taken() -> None:
     """No gradient is of the weights that are gone."""
     newcomer = Newcomer(SGD(weights(8.0), lr=0.25))

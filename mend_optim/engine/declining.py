@@ -12,8 +12,8 @@ fragments: see `sealers.py`. It tries again later, and after each time that it f
 as long.
 
 A learner that joins, or that fetches another model, declines, too, and so does one that is so far
-behind that it fetches whole anchors (`membership/own_place.py`). It has none yet to seal on, and
-may need minutes until it has them.
+behind most others that it fetches whole anchors (`membership/own_place.py`). It has none yet to
+seal on, and may need minutes until it has them.
 
 A minority that lies can make no learner decline. One that answers a sealer late, but not so late
 that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of
@@ -128,7 +128,9 @@ class Declining:
     def _is_behind(self, now: float) -> bool:
         """Whether it has fetched whole anchors for long, or since it joined."""
         state, timing = self.state, self.state.policies.timing
-        if not any(wanted.catches_up for wanted in state.wants.values()):
+        lacking = [p for p, wanted in state.wants.items() if wanted.catches_up]
+        # All may ask an insider for an anchor that nobody has, and would leave it to seal alone.
+        if not any(state.mode.lacks_model or self._most_have_more(p) for p in lacking):
             self._fetches_since = None
         elif state.mode.lacks_model:
             self._fetches_since = float("-inf")
@@ -136,6 +138,12 @@ class Declining:
             self._fetches_since = now
         since = self._fetches_since
         return since is not None and now - since >= timing.suspect_after_s
+
+    def _most_have_more(self, p: int) -> bool:
+        """Whether most of the others show a greater anchor of a fragment than this learner has."""
+        own = self.state.fragments[p].lineage.key
+        ahead = [key > own for _, key in self.state.shown(p)]
+        return 2 * sum(ahead) > len(ahead)
 
     def _seal_again(self, why: str) -> None:
         self.state.roster.place.is_weak = False

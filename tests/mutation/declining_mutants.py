@@ -437,6 +437,18 @@ DECLINING_MUTANTS = (
         tests=LACKING,
     ),
     mutant(
+    mutant(
+        "behind-by-the-word-of-one",
+        "any(state.mode.lacks_model or self._most_have_more(p) for p in lacking)",
+        "lacking",
+        tests=LACKING,
+    ),
+    mutant(
+        "behind-by-the-word-of-half",
+        "return 2 * sum(ahead) > len(ahead)",
+        "return 2 * sum(ahead) >= len(ahead)",
+        tests=LACKING,
+    ),
         "who-has-joined-seals-at-once",
         '            self._fetches_since = float("-inf")\n',
         "            self._fetches_since = now\n",

@@ -11,9 +11,9 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
-from mend_optim.protocol.lineage import Lineage
+from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
-from tests.support.engines import BASE, GENESIS, ME, PEER, DrivenEngine, grown
+from tests.support.engines import BASE, FOURTH, GENESIS, ME, PEER, THIRD, DrivenEngine, grown
 
 
 def tells(engine: Engine, now: float) -> bool:
@@ -78,6 +78,19 @@ def test_one_that_fetches_whole_anchors_for_long_declines(
         assert beats_later(engine, AHEAD, **how) is declines
         engine.engine.state.wants.clear()
         assert not beats_later(engine, BASE)
+
+
+@pytest.mark.parametrize(("ahead", "declines"), [(1, False), (2, False), (3, True)])
+def test_one_that_asks_for_what_few_have_does_not_decline(ahead: int, declines: bool) -> None:
+    """An insider may claim an anchor that nobody has, and hand nothing over. All that ask for it
+    would leave their places to it."""
+    engine, peers = DrivenEngine(), (PEER, THIRD, FOURTH, PeerId("fifth", 1))
+    for _ in range(9):
+        for i, peer in enumerate(peers):
+            engine.beat(peer, AHEAD if i < ahead else BASE)
+        assert engine.engine.state.wants
+        engine.tick(engine.engine.state.policies.timing.beat_s)
+    assert engine.engine.state.roster.declines_to_seal(ME) is declines
 
 
 def test_one_that_has_joined_declines_until_it_has_caught_up() -> None:

@@ -22,7 +22,7 @@ Source of the idea: consistent hashing with bounded loads (arXiv 1608.01350).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from mend_optim.protocol.lineage import PeerId
@@ -42,10 +42,31 @@ def choose(
     chosen = ids[sealer_of(fragment, ids)]
     if declines(chosen) and all(map(declines, ids.values())):
         return chosen
-    while declines(chosen):
-        del ids[chosen.name]
-        chosen = ids[sealer_of(fragment, ids)]
-    return chosen
+    return _next(fragment, ids, declines) if declines(chosen) else chosen
+
+
+def _next(fragment: int, ids: Mapping[str, PeerId], declines: Callable[[PeerId], bool]) -> PeerId:
+    """The first sealer that does not decline: of these, then of those without the first one, and so
+    on. Where hundreds of learners join, nearly all decline for a while, so nothing is hashed anew
+    for each of them."""
+    learners, declining = tuple(ids), set[str]()
+    first = max(0, fragment + 1 - len(learners))
+    ranked = [_ranked(each, learners) for each in range(first, fragment + 1)]
+    while True:
+        left = len(learners) - len(declining)
+        taken, chosen = set(declining), ""
+        for names in ranked[fragment - fragment % left - first :]:
+            chosen = next(name for name in names if name not in taken)
+            taken.add(chosen)
+        if not declines(ids[chosen]):
+            return ids[chosen]
+        declining.add(chosen)
+
+
+@lru_cache(maxsize=256)
+def _ranked(fragment: int, learners: tuple[str, ...]) -> tuple[str, ...]:
+    """The learners by their hash of a fragment, the greatest first."""
+    return tuple(sorted(learners, key=lambda name: _rendezvous(fragment, name), reverse=True))
 
 
 def sealer_of(fragment: int, names: Iterable[str]) -> str:

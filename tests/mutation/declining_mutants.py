@@ -182,8 +182,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "learners-that-decline-seal",
-        "    while declines(chosen):\n",
-        "    while False:\n",
+        "if declines(chosen) else chosen",
+        "if False else chosen",
         "membership/sealers",
         SEALERS,
     ),
@@ -196,17 +196,31 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "other-fragments-move-too",
-        "    while declines(chosen):\n",
-        "    while any(map(declines, ids.values())):\n",
+        "return _next(fragment, ids, declines) if declines(chosen) else chosen",
+        "return _next(fragment, {k: v for k, v in ids.items() if not declines(v)}, declines)",
         "membership/sealers",
         SEALERS,
     ),
     mutant(
         "a-second-one-that-declines-moves-fragments-of-the-first",
-        "        del ids[chosen.name]\n",
-        "        ids = {name: id for name, id in ids.items() if not declines(id)}\n",
+        "        declining.add(chosen)\n",
+        "        declining |= {name for name, id in ids.items() if declines(id)}\n",
         "membership/sealers",
         of("unit/membership/test_sealers", "each_moves_its_own"),
+    ),
+    mutant(
+        "rows-as-if-nobody-declined",
+        "left = len(learners) - len(declining)",
+        "left = len(learners)",
+        "membership/sealers",
+        of("unit/membership/test_sealers", "one_after_the_other"),
+    ),
+    mutant(
+        "hashes-for-each-that-declines",
+        "@lru_cache(maxsize=256)\ndef _ranked(",
+        "def _ranked(",
+        "membership/sealers",
+        of("unit/membership/test_sealers", "hashes"),
     ),
     mutant(
         "rounds-of-a-substitute-are-refused-once-its-learner-seals-again",
@@ -417,6 +431,18 @@ DECLINING_MUTANTS = (
         "nobody-is-behind", "roster.place.is_behind = self._is_behind(now)", "pass", tests=LACKING
     ),
     mutant(
+        "behind-by-the-word-of-one",
+        "any(state.mode.lacks_model or self._most_have_more(p) for p in lacking)",
+        "lacking",
+        tests=LACKING,
+    ),
+    mutant(
+        "behind-by-the-word-of-half",
+        "return 2 * sum(ahead) > len(ahead)",
+        "return 2 * sum(ahead) >= len(ahead)",
+        tests=LACKING,
+    ),
+    mutant(
         "seals-keep-a-learner-behind",
         "return self.whole and not (self.gives_way or self.mends)",
         "return not (self.gives_way or self.mends)",
@@ -437,18 +463,6 @@ DECLINING_MUTANTS = (
         tests=LACKING,
     ),
     mutant(
-    mutant(
-        "behind-by-the-word-of-one",
-        "any(state.mode.lacks_model or self._most_have_more(p) for p in lacking)",
-        "lacking",
-        tests=LACKING,
-    ),
-    mutant(
-        "behind-by-the-word-of-half",
-        "return 2 * sum(ahead) > len(ahead)",
-        "return 2 * sum(ahead) >= len(ahead)",
-        tests=LACKING,
-    ),
         "who-has-joined-seals-at-once",
         '            self._fetches_since = float("-inf")\n',
         "            self._fetches_since = now\n",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.membership import sealers as sealers_room
 from mend_optim.membership.sealers import AT_ONCE, choose, sealer_of
 from mend_optim.protocol.lineage import PeerId
 from tests import reference
@@ -109,6 +110,36 @@ def test_whoever_declines_seals_only_if_all_do(
         assert sealer.name == sealer_of(fragment, learners)
     else:
         assert sealer not in declining
+
+
+@given(names, st.integers(0, 40), st.sets(st.integers(0, 7)))
+def test_the_sealer_is_sought_without_those_that_decline_one_after_the_other(
+    learners: list[str], fragment: int, weak: set[int]
+) -> None:
+    declining = {name for i, name in enumerate(learners) if i in weak}
+    left = list(learners)
+    while (expected := sealer_of(fragment, left)) in declining < set(learners):
+        left.remove(expected)
+    found = choose(
+        fragment, (PeerId(name, 1) for name in learners), lambda id: id.name in declining
+    )
+    assert found == PeerId(expected, 1)
+
+
+def test_where_nearly_all_decline_few_hashes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of learners join a new run. Before, each of them cost as many hashes as the first,
+    and minutes went by with the mutex held."""
+    hashed: list[str] = []
+    rendezvous = sealers_room._rendezvous
+    monkeypatch.setattr(
+        sealers_room, "_rendezvous", lambda p, name: hashed.append(name) or rendezvous(p, name)
+    )
+    ids = [PeerId(f"joins-{i}", 1) for i in range(200)]
+    sealer = next(id for id in reversed(ids) if id.name != sealer_of(3, [x.name for x in ids]))
+    hashed.clear()
+    for _ in range(3):
+        assert choose(3, ids, lambda id: id != sealer) == sealer
+    assert len(hashed) == 4 * len(ids)
 
 
 def test_where_there_is_nobody_nobody_seals() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.engine.pulling import Pulling
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Want
@@ -14,7 +13,6 @@ from tests.virtual import playing
 from tests.virtual.insider import LIES, WAYS, in_grammar
 from tests.virtual.insiders import (
     Infiltrated,
-    InsiderCluster,
     draw,
     draw_apart,
     draw_joint,
@@ -92,17 +90,6 @@ IN_TWO_ROSTERS = Infiltrated(
     ),
 )
 
-#: Its seals leave two honest learners on another branch than the third one, which is their sealer.
-ON_TWO_BRANCHES = Infiltrated(
-    129,
-    4,
-    1,
-    ("beat", "call", "joint", "names", "seal"),
-    lies_per_s=4.0,
-    loss=0.1,
-    zones=2,
-)
-
 
 def test_a_claim_to_residuals_ends_no_round() -> None:
     """Offers with a claim to residuals, where encodings leave none, once made every seal one that
@@ -128,21 +115,6 @@ def test_one_that_parts_the_rosters_of_others_keeps_none_of_them_from_merging(
     assert check(IN_TWO_ROSTERS).seen["rounds beside"]
     monkeypatch.setattr("mend_optim.engine.standoffs.Standoffs._patience_s", lambda *_: 1e9)
     assert "no rounds beside the insider" in failure(IN_TWO_ROSTERS)
-
-
-def test_a_sealer_on_another_branch_is_believed_as_soon_as_its_anchor_may_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The others asked it for seals on their anchor, of which it has none. When its anchor was to
-    be had at last, they did not ask for that, because no seal had come."""
-    # Here no pause is a reason to wait any longer: the others may believe it long before.
-    monkeypatch.setattr(InsiderCluster, "longest_pause_s", lambda _: 0.0)
-    assert check(ON_TWO_BRANCHES).seen["rounds after"]
-    wait = Pulling._wait
-    monkeypatch.setattr(
-        Pulling, "_wait", lambda self, now, _, *asked: wait(self, now, self.state.claims, *asked)
-    )
-    assert "no rounds when it has gone" in failure(ON_TWO_BRANCHES)
 
 
 def test_what_is_printed_of_an_insider_plays_it_again() -> None:

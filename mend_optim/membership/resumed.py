@@ -25,8 +25,11 @@ class Resumed:
 
     def hear(self, now: float, peer: Peer | None, word: Beat | Rumor) -> None:
         """A peer, as it was known before, tells this of itself. Or others tell it, which counts if
-        this learner has not heard the peer."""
-        if peer is None or peer.id != word.peer or not peer.declines or word.declines:
+        this learner has not heard the peer.
+
+        A newcomer that has joined is none of them: all of a new run join at one time, and each of
+        them would count as the substitute of all others. See `engine/former_sealers.py`."""
+        if peer is None or peer.id != word.peer or not peer.is_weak or word.declines:
             return
         if isinstance(word, Beat) or not peer.heard:
             self.add(now, peer.id)

@@ -230,6 +230,13 @@ DECLINING_MUTANTS = (
         AGAIN,
     ),
     mutant(
+        "newcomers-seal-again",
+        "not peer.is_weak or word.declines",
+        "not peer.declines or word.declines",
+        "membership/resumed",
+        of("unit/membership/test_roster", "newcomers"),
+    ),
+    mutant(
         "the-place-of-a-substitute-never-ends",
         "if now < until and is_here(id)",
         "if is_here(id)",

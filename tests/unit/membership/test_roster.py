@@ -971,7 +971,7 @@ def test_a_round_that_a_learner_began_before_it_declined_counts() -> None:
 def test_a_seal_of_the_substitute_counts_for_a_while_after_its_learner_seals_again() -> None:
     """It was on its way, or is being made: the substitute may hear of it later."""
     roster = new("b", "c", "d")
-    roster.hear(1.0, beat("b", 2, declines=True))
+    roster.hear(1.0, beat("b", 2, training=True, declines=True))
     substitutes = [roster.sealer(fragment) for fragment in range(12)]
     roster.hear(2.0, beat("b", 3))
     moved = [(p, id) for p, id in enumerate(substitutes) if id != roster.sealer(p)]
@@ -986,6 +986,19 @@ def test_a_seal_of_the_substitute_counts_for_a_while_after_its_learner_seals_aga
     assert not any(roster.may_seal(p, id) for p, id in strangers)
     roster.expire(2.0 + RESUMED_S)
     assert not any(roster.may_seal(p, id) for p, id in peers if id)
+
+
+def test_newcomers_that_have_joined_make_nobody_else_a_sealer() -> None:
+    """All of a new run join at one time. Before, each of them was a substitute of all others then,
+    and anybody might seal anything for ten minutes."""
+    roster = new("b", "c", "d")
+    for name in "bcd":
+        roster.hear(1.0, beat(name, 2, declines=True))
+    for name in "bcd":
+        roster.hear(2.0, beat(name, 3, training=True))
+    for p in range(12):
+        others = {PeerId(name, 1) for name in "bcd"} - {roster.sealer(p)}
+        assert not any(roster.may_seal(p, other) for other in others)
 
 
 def test_rumors_tell_that_a_peer_seals_again() -> None:
@@ -1061,7 +1074,7 @@ def test_an_older_word_tells_of_nobody_that_it_seals_again() -> None:
 
 def test_a_beat_counts_also_if_gossip_was_faster() -> None:
     roster = new()
-    roster.hear(0.0, beat("b", 1, declines=True))
+    roster.hear(0.0, beat("b", 1, training=True, declines=True))
     roster.gossip(0.0, [declining("b", 2, False)])
     assert not has_resumed(roster)
     roster.hear(0.0, beat("b", 2, declines=False))

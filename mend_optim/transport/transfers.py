@@ -177,8 +177,8 @@ class Transfers:
         self._start(("exchange", offer.fragment), link, offer, self._exchange(link, offer))
 
     def pull(self, link: Link, want: Want) -> None:
-        """Ask a peer that can be dialled for an anchor. Of several that were asked for one
-        fragment's, the first answer ends the others."""
+        """Ask a peer that can be dialled for an anchor. Its answer ends what others were asked for
+        that fragment's before it."""
         self._start(("pull", link.id, want.fragment), link, want, self._pull(link, want))
 
     def push(self, link: Link, message: Bulk) -> None:
@@ -282,13 +282,17 @@ class Transfers:
                 f" {_described(message)}"
             )
         answer = _answer_to(want, message, link)
-        self._end_pulls(want.fragment, of_others_than=link)
+        self._end_older_pulls(link, want.fragment)
         self._handler.receive(answer)
 
-    def _end_pulls(self, fragment: int, of_others_than: Link) -> None:
-        """Several peers were asked for an anchor, and one has sent it. The others need not."""
+    def _end_older_pulls(self, link: Link, fragment: int) -> None:
+        """Several peers were asked for an anchor, and one has sent it. Those that were asked before
+        need not. Of one that was asked later, the learner waits for the answer, and this one may be
+        of no use to it."""
         for key, (to, task) in list(self._running.items()):
-            if key == ("pull", to.id, fragment) and to is not of_others_than:
+            if key == ("pull", link.id, fragment):
+                return
+            if key == ("pull", to.id, fragment):
                 del self._running[key]  # first: the learner does not wait for it
                 task.cancel()
 

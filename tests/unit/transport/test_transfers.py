@@ -653,6 +653,24 @@ async def test_the_first_answer_quietly_ends_the_other_questions_for_its_fragmen
     assert a.of("undelivered") == [(slow.id, other)]
 
 
+@pytest.mark.parametrize("later", [True, False])
+@scenario
+async def test_an_answer_ends_no_question_that_was_asked_after_it(a, b, later):
+    """The learner may have given that one up: then it waits for the later one alone."""
+    fast, want = Link(PeerId("fast", 1)), Want(a.id, 0, b"")
+    a.dial_others = lambda link, method: nullcontext(End(Cable(), "down", "up"))
+    for link in (a.link, fast) if later else (fast, a.link):
+        a.transfers.pull(link, want)
+    await b.until(lambda: b.messages(Want))
+    b.reply("pull", state_of(b))
+    await a.comes_to_rest()
+    assert a.messages(State) == [state_of(b)]
+    assert fast.busy == later
+    a.transfers.drop(fast)
+    await asyncio.sleep(TICK_S)
+    assert a.of("undelivered") == [(fast.id, want)] * later
+
+
 # ── ask and push ──────────────────────────────────────────────────────────────────────────────────
 
 

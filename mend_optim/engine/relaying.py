@@ -89,22 +89,23 @@ class Relaying:
         that made it. Of authors that are not on the roster, as many offers are held as learners may
         be there: any name can be invented."""
         if offer.others:
-            return all(self._may_be_gone(each.peer) for each in offer.together)
+            return self._may_be_gone({each.peer for each in offer.together})
         is_near = are_neighbours(self.state.roster, offer.peer, by)
-        return is_near or self._may_be_gone(offer.peer)
+        return is_near or self._may_be_gone({offer.peer})
 
-    def _may_be_gone(self, author: PeerId) -> bool:
-        """Whether an author is gone as far as this learner can tell, and may be held here."""
-        known = self.state.roster.find(author)
-        if known is None:
-            return self._has_room_for(author)
-        return known.suspected or not known.linked
+    def _may_be_gone(self, authors: set[PeerId]) -> bool:
+        """Whether authors are gone as far as this learner can tell, and may be held here."""
+        found = {author: self.state.roster.find(author) for author in authors}
+        if any(known and known.linked and not known.suspected for known in found.values()):
+            return False
+        unknown = {author for author, known in found.items() if known is None}
+        return not unknown or self._has_room_for(unknown)
 
-    def _has_room_for(self, author: PeerId) -> bool:
+    def _has_room_for(self, authors: set[PeerId]) -> bool:
         state = self.state
         held = {peer for round in state.rounds for peer in round.inbox}
         unknown = {peer for peer in held if state.roster.find(peer) is None}
-        return author in unknown or len(unknown) < state.policies.limits.learners
+        return authors <= unknown or len(unknown | authors) <= state.policies.limits.learners
 
     def hand_down(self, seal: Seal) -> None:
         """The learners whose offers this one relays get the seal from it, too. Others may ask for

@@ -302,8 +302,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "offers-from-afar-are-refused",
         RELAYING,
-        "return known.suspected or not known.linked",
-        "return known.suspected",
+        "any(known and known.linked and not known.suspected for",
+        "any(known and not known.suspected for",
     ),
     mutant(
         "offers-take-one-hop",

@@ -171,8 +171,14 @@ JOINT_MUTANTS = (
     mutant(
         "a-joint-offer-of-a-living-relay-may-be-passed-on",
         "engine/relaying",
-        "return all(self._may_be_gone(each.peer) for each in offer.together)",
+        "return self._may_be_gone({each.peer for each in offer.together})",
         "return True",
+    ),
+    mutant(
+        "room-for-one-unknown-learner-is-room-for-all-of-a-joint-offer",
+        "engine/relaying",
+        "len(unknown | authors) <= state",
+        "len(unknown) < state",
     ),
     mutant(
         "joint-offers-of-forgotten-learners-are-not-taken",

@@ -99,7 +99,7 @@ SEAL_MUTANTS = (
         "any-number-of-invented-learners-offers",
         7,
         "engine/relaying",
-        "author in unknown or len(unknown) < state.policies.limits.learners",
+        "authors <= unknown or len(unknown | authors) <= state.policies.limits.learners",
         "True",
         EARLY,
     ),

@@ -588,6 +588,19 @@ def test_one_of_learners_that_are_gone_is_taken_from_whoever_passes_it_on() -> N
     assert {peer: offer.passed_by for peer, offer in inbox.items()} == {PEER: FOURTH, THIRD: FOURTH}
 
 
+def test_a_joint_one_brings_no_more_unknown_learners_than_there_may_be() -> None:
+    """Anybody may pass such an offer on, and invent its authors."""
+    engine = sealer()
+    few = engine.engine.state.policies.limits.learners
+    known, unknown = 3, [PeerId(f"x-{i}", 1) for i in range(few + 1)]
+    for author in unknown[:-known]:
+        engine.engine.state.rounds[0].inbox[author] = offer_of(author)
+    others = [offer_of(author) for author in unknown[-known:]]
+    for count, is_taken in ((known, False), (known - 1, True)):
+        engine.engine.passed_on(engine.now, joint(*others[:count]), FOURTH)
+        assert bool(engine.jobs(Inspect)) is is_taken
+
+
 def test_what_is_wrong_with_one_that_is_passed_on_is_the_fault_of_that_peer() -> None:
     engine = sealer()
     engine.engine.state.roster.leave(PEER)

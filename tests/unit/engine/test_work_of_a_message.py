@@ -14,8 +14,8 @@ import pytest
 from mend_optim.membership import roster
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Report, Rumor
-from mend_optim.protocol.peer_limits import Limits
-from tests.support.engines import GENESIS, PEER, DrivenEngine
+from mend_optim.protocol.peer_limits import OTHERS_LIMIT, Limits
+from tests.support.engines import GENESIS, PEER, DrivenEngine, offer_of
 
 #: Calls, of Python and of C. A thousand take about a tenth of a millisecond.
 MOST = 30_000
@@ -85,6 +85,17 @@ def test_the_offers_that_a_sealer_holds_cost_a_bounded_number_of_calls() -> None
     message = replace(beat(901, held=60_000), address="peer:1")
     assert calls_of(lambda: engine.receive(message)) < MOST
     assert engine.engine.state.roster.sealer(0) == PEER
+
+
+def test_a_joint_offer_of_unknown_learners_costs_a_bounded_number_of_calls() -> None:
+    """Even where as many are held as may be. Anybody may pass it on."""
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    held = [offer_of(PeerId(f"held {n}", 1)) for n in range(Limits().learners - 1)]
+    engine.engine.state.rounds[0].inbox |= {offer.peer: offer for offer in held}
+    first, *others = [offer_of(PeerId(f"phantom {n}", 1)) for n in range(OTHERS_LIMIT + 1)]
+    joint = replace(first, others=tuple(others))
+    assert calls_of(lambda: engine.engine.passed_on(engine.now, joint, PEER)) < MOST
 
 
 def test_goodbyes_have_the_rounds_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,7 @@ class Waiting:
             return False
         patience_s = UNRESOLVED * state.policies.timing.join_timeout_s
         unresolved = state.seeds.unresolved(state.stops.awake_s(now), patience_s)
-        closed = unresolved.union(state.seeds.refused)
-        return closed.issuperset(state.seeds.found)
+        return all(at in unresolved or state.seeds.is_closed(at) for at in state.seeds.found)
 
     def causes(self) -> dict[str, str]:
         """By address, why this learner still waits for the one there."""
@@ -83,7 +82,7 @@ class Waiting:
         at = {
             address: why
             for address in seeds.found
-            if address not in seeds.refused and (why := self._why(address))
+            if not seeds.is_closed(address) and (why := self._why(address))
         }
         return {**at, **seeds.awaited()}
 
@@ -95,7 +94,7 @@ class Waiting:
     def _why(self, address: str) -> str:
         """Why this learner still waits for the one at an address; empty if it does not."""
         state = self.state
-        if address in state.seeds.held:
+        if address in state.seeds.held or address in state.seeds.refused:
             return state.seeds.cause(address)
         peer = state.seeds.found[address]
         if peer is None:

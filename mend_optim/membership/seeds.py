@@ -80,6 +80,10 @@ class Seeds:
             self.held.pop(address, None)
             self.unreached.pop(address, None)
 
+    def is_closed(self, address: str) -> bool:
+        """Whether the learner at an address must not train with this one, however long it waits."""
+        return self.refused.get(address, AT_ITS_END) != AT_ITS_END
+
     def hold(self, now: float, address: str, namesake: Namesake) -> None:
         """Take note that the learner at an address turns this one away as long as another process
         of its name is not given up there."""
@@ -141,8 +145,7 @@ class Seeds:
         here = [
             address
             for address, peer in self.found.items()
-            if (peer is None or address in self.held)
-            and self.refused.get(address, AT_ITS_END) == AT_ITS_END
+            if (peer is None or address in self.held) and not self.is_closed(address)
         ]
         return [*here, *self.awaited()]
 

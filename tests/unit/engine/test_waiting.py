@@ -205,12 +205,11 @@ def test_alone_names_causes_and_remedies() -> None:
 
 
 def test_a_run_at_its_end_is_its_own_remedy() -> None:
-    one = begun(SEED)
+    one, why = begun(SEED), f"peer:1 (refused: {AT_ITS_END})"
     one.refused_at(0.1, SEED, AT_ITS_END)
     pass_until(one, 30.0)
-    assert texts(one, 30.0)[-1] == (
-        f"nobody to train with at peer:1 (refused: {AT_ITS_END}): training alone, still looking"
-    )
+    alone = f"nobody to train with at {why}: training alone, still looking"
+    assert texts(one, 30.0) == [f"waiting up to 29 s for {why}", alone]
 
 
 # The end of the wait
@@ -255,6 +254,16 @@ def test_a_name_that_does_not_resolve_ends_no_wait_for_a_peer_that_is_known() ->
     for now in range(1, 13):
         beat(one, float(now), count=1 + now, genesis=b"")
         assert waits(one, float(now))
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_refusal_that_passes_does_not_end_the_wait(listens: bool) -> None:
+    """The learner there may begin another run, and this one still look for it."""
+    one = begun(SEED, OTHER, listens=listens)
+    one.refused_at(0.1, SEED, AT_ITS_END)
+    one.refused_at(0.2, OTHER, "another model")
+    assert waits(one, 29.9)
+    assert not waits(one, 30.0)
 
 
 @pytest.mark.parametrize("listens", [True, False])

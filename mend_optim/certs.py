@@ -108,7 +108,11 @@ def _init(given: argparse.Namespace) -> str:
     authority = Authority.random(begin, end)
     _make_folder(folder)
     _write_new(folder / CA_KEY, authority.key_pem(), 0o600)
-    _write(folder / CA, authority.pem, 0o644)
+    try:
+        _write((folder / CA, authority.pem, 0o644))
+    except UsageError:
+        (folder / CA_KEY).unlink()  # else the next attempt would find the key of no authority
+        raise
     return f"wrote {folder / CA}, and {folder / CA_KEY}: keep that key off the learners' machines"
 
 
@@ -132,9 +136,11 @@ def _issue(given: argparse.Namespace) -> str:
     folder = given.out or given.directory / given.name
     _make_folder(folder)
     # The key first: whoever reads a new certificate finds its key.
-    _write(folder / KEY, key, 0o600)
-    _write(folder / CERT, chain, 0o644)
-    _write(folder / CA, authority.pem, 0o644)
+    _write(
+        (folder / KEY, key, 0o600),
+        (folder / CERT, chain, 0o644),
+        (folder / CA, authority.pem, 0o644),
+    )
     until = day(certificates_in(chain)[0].not_after)
     return f"wrote {folder}: the files of {given.name}, valid until {until}"
 
@@ -217,16 +223,34 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         raise UsageError(f"{path} must be a new file: {error.strerror}") from None
-    with os.fdopen(opened, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(opened, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        path.unlink()  # half a key is none, and would be in the way of the next attempt
+        raise UsageError(f"{path} must be a file with room on its disk: {error.strerror}") from None
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file, or replace it in one go, so that nobody reads half of it."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    _write_new(new, content, mode)
-    new.replace(path)
+def _write(*files: tuple[Path, bytes, int]) -> None:
+    """Write files, or replace them. Each is replaced in one go, so that nobody reads half of it;
+    and none is before all are on the disk, so that a full one leaves no key beside the certificate
+    of another."""
+    ready: list[Path] = []
+    try:
+        for path, content, mode in files:
+            new = path.with_name(path.name + ".new")
+            new.unlink(missing_ok=True)
+            _write_new(new, content, mode)
+            ready.append(new)
+        for path, _, _ in files:
+            ready[0].replace(path)
+            del ready[0]
+    except OSError as error:
+        at = error.filename2 or error.filename
+        raise UsageError(f"{at} must be a file that you may replace: {error.strerror}") from None
+    finally:
+        for new in ready:
+            new.unlink()
 
 
 if __name__ == "__main__":

@@ -369,6 +369,13 @@ CLI_MUTANTS = (
         of("system/test_run", "full_disk"),
     ),
     mutant(
+        "half-a-secret-stays",
+        "certs",
+        "        path.unlink()  # half a key",
+        "        pass  # half a key",
+        of("unit/test_certs", "full_disk"),
+    ),
+    mutant(
         "a-start-that-fails-ends-all-learners",
         "cli/run/supervisor",
         "            if not self._has_started:\n",

@@ -6,7 +6,10 @@ from __future__ import annotations
 import base64
 import builtins
 import os
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,52 @@ def test_an_authority_is_not_made_beside_a_key(pki: Path, run: Any) -> None:
     status, _, error = run("init", pki)
     assert (status, "ca-key.pem must be a new file: File exists" in error) == (1, True)
     assert [path.name for path in pki.iterdir()] == ["ca-key.pem"]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file takes a byte."""
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+def test_a_full_disk_is_named_and_keeps_no_half_of_a_file(tmp_path: Path, run: Any) -> None:
+    for command in (["secret", tmp_path / "secret"], ["init", tmp_path / "pki"]):
+        with full_disk():
+            status, _, error = run(*command)
+        assert status == 1
+        assert "must be a file with room on its disk: File too large" in error
+        assert run(*command)[0] == 0
+
+
+def test_an_authority_without_a_certificate_leaves_no_key(tmp_path: Path, run: Any) -> None:
+    obstacle = tmp_path / "pki" / "ca.pem.new"
+    obstacle.mkdir(parents=True)
+    status, _, error = run("init", tmp_path / "pki")
+    assert status == 1
+    assert f"{obstacle} must be a file that you may replace: Is a directory" in error
+    obstacle.rmdir()
+    assert run("init", tmp_path / "pki")[0] == 0
+
+
+@pytest.mark.parametrize("at", ["cert.pem.new", "ca.pem.new"])
+def test_a_certificate_that_cannot_be_written_leaves_the_former_one(
+    at: str, pki: Path, run: Any
+) -> None:
+    """A new key beside the former certificate would be of use to nobody."""
+    run("issue", pki, "alpha")
+    folder = pki / "alpha"
+    former = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / at).mkdir()
+    status, _, error = run("issue", pki, "alpha")
+    assert status == 1
+    assert f"{folder / at} must be a file that you may replace: Is a directory" in error
+    (folder / at).rmdir()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == former
 
 
 def test_a_secret_is_one(tmp_path: Path, run: Any) -> None:

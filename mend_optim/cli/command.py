@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from platform import platform, python_version
 
@@ -21,8 +22,9 @@ WRONG = 2
 #: The packages that the library needs to run, without the extras.
 DEPENDENCIES = ("torch", "numpy", "grpcio", "protobuf")
 #: The exit statuses of a command that Ctrl-C has ended, and of one whose reader has seen enough, as
-#: a shell has them. None says anything about a run.
-INTERRUPTED, UNREAD = 128 + 2, 128 + 13
+#: a shell has them; and of one that the system refused something, such as room on a full disk, as
+#: `sysexits.h` has it. None says anything about a run.
+INTERRUPTED, UNREAD, REFUSED = 128 + 2, 128 + 13, 74
 #: A value that is below zero, and an option that may take one.
 NEGATIVE = re.compile(r"-[0-9.]")
 LONG = re.compile(r"--[a-z-]+")
@@ -83,24 +85,63 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 2 if its arguments were wrong, and 130 or 141 if
-    Ctrl-C or a reader has ended it."""
+    """Run one command. Returns the exit status: 2 if its arguments were wrong, and 130, 141 or 74
+    if Ctrl-C, a reader or the system has ended it."""
+    fill_closed_streams()
     replace_missing_characters()
     words = with_negatives(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _status_of(words)
+        finally:
+            # Here, and not when Python ends, which would give a full disk a status of its own.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. Nothing more can be written there.
+        _write_no_more()
+        return UNREAD
+    except OSError as error:
+        _write_no_more()
+        _complain(f"mend: the system refused something: {error}")
+        return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _status_of(words: Sequence[str]) -> int:
     given = parser_for(words).parse_args(words)
     try:
         status: int = given.run(given)
-        sys.stdout.flush()
     except UsageError as error:
-        print(f"mend {given.command}: {error}", file=sys.stderr)
+        _complain(f"mend {given.command}: {error}")
         return WRONG
-    except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. Nothing more can be written there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return status
+
+
+def _complain(text: str) -> None:
+    """Tell the user. A standard error that is full or gone changes no status."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _write_no_more() -> None:
+    """Lead standard output to nowhere. What waits in its buffer would else fail once more when
+    Python ends."""
+    with suppress(OSError):  # it may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def fill_closed_streams() -> None:
+    """Open the standard streams that are closed, as by `>&-`, to nowhere. Else a file or socket
+    that is opened next would have the number of one, and get what is written there."""
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def replace_missing_characters() -> None:

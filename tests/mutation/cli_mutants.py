@@ -369,6 +369,20 @@ CLI_MUTANTS = (
         of("system/test_run", "full_disk"),
     ),
     mutant(
+        "a-full-disk-is-a-verdict",
+        "cli/command",
+        "        return REFUSED\n",
+        "        return 1\n",
+        of("unit/cli/test_command", "full_disk"),
+    ),
+    mutant(
+        "streams-that-are-closed-stay-closed",
+        "cli/command",
+        "    while number <= 2:\n",
+        "    while False:\n",
+        of("unit/cli/test_command", "closed"),
+    ),
+    mutant(
         "half-a-secret-stays",
         "certs",
         "        path.unlink()  # half a key",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import platform
+import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -92,6 +94,70 @@ def test_a_reader_that_has_seen_enough_gives_no_verdict(
     with (tmp_path / "out").open("wb") as out:
         monkeypatch.setattr(sys, "stdout", _Gone(out.fileno()))
         assert main(["ledger", str(tmp_path / "a.jsonl")]) == 141
+
+
+def test_a_reader_that_reads_no_help_gives_no_status_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["ledger", "--help"]) == 141
+
+
+full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@full_disk
+@pytest.mark.parametrize("arguments", [["ledger", "{file}"], ["ledger", "--help"], ["--version"]])
+def test_a_full_disk_gives_no_verdict(
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.touch()
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([each.format(file=file) for each in arguments]) == 74
+    said = "mend: the system refused something: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
+@full_disk
+def test_a_full_disk_for_complaints_changes_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        status = main(["ledger", "/no/such/file"])
+        with suppress(OSError):
+            full.close()
+    assert status == 2
+
+
+def status_at_shell(line: str, *arguments: str) -> int:
+    """The status of Python with these arguments, started by a line of the shell."""
+    root = Path(__file__).parents[3]
+    return subprocess.run(
+        ["sh", "-c", line, "sh", sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+        timeout=100,
+    ).returncode
+
+
+def test_streams_that_are_closed_change_no_status(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.touch()
+    line = '"$@" <&- >&- 2>&-'
+    assert status_at_shell(line, "-m", "mend_optim", "ledger", str(file)) == 3
+    # No file or socket gets the number of a stream, and what is written there.
+    opened = (
+        "import os; from mend_optim.cli.command import fill_closed_streams as fill; fill();"
+        " os._exit(os.open(os.devnull, os.O_RDONLY))"
+    )
+    assert status_at_shell(line, "-c", opened) > 2
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(

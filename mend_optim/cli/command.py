@@ -125,7 +125,7 @@ def _complain(text: str) -> None:
 
 
 def _write_no_more() -> None:
-    """Lead standard output to nowhere. What waits in its buffer would else fail once more when
+    """Lead standard output to nowhere. The rest in its buffer would else fail once more when
     Python ends."""
     with suppress(OSError):  # it may be no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

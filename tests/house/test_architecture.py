@@ -168,6 +168,7 @@ OUTWARD = {
     f"{NAME}.cli.given_security",
     "mend_optim.cli.ledger.proofs",
     "mend_optim.cli.run.held_ports",
+    "mend_optim.cli.run.outlet",
     "mend_optim.cli.run.supervisor",
 }
 # Libraries that only these modules and packages may import.

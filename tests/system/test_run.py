@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
@@ -9,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -232,6 +234,80 @@ def test_the_second_signal_kills_at_once() -> None:
         status, _, err = ended(process)
     assert status == 128 + signal.SIGINT
     assert "killed by the second signal" in err
+
+
+def until_full(process: subprocess.Popen[str]) -> None:
+    """Wait until its standard output takes no more, as nobody reads."""
+    assert process.stdout is not None
+    number = process.stdout.fileno()
+    room = fcntl.fcntl(number, 1032)  # F_GETPIPE_SZ, which Python 3.10 has on Linux
+    waiting = bytearray(4)
+    while int.from_bytes(waiting, sys.byteorder) + 4096 <= room:
+        assert process.poll() is None
+        fcntl.ioctl(number, termios.FIONREAD, waiting)
+
+
+linux_pipes = pytest.mark.skipif(sys.platform != "linux", reason="needs to see how full a pipe is")
+
+
+@linux_pipes
+def test_a_reader_that_stands_still_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    """Such as a pager, or a collector of logs that hangs. Learners say what they want to say at
+    their end, and save."""
+    saved = tmp_path / "saved"
+    script = f"trap 'seq 100000; touch {saved}; exit 0' TERM; yes | head -c 300000 & wait"
+    with started("-n", "1", "--grace", "20", "--", "sh", "-c", script) as process:
+        until_full(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=100) == 128 + signal.SIGTERM
+    assert saved.exists()
+
+
+@linux_pipes
+def test_a_learner_that_does_not_end_is_killed_though_nobody_reads() -> None:
+    with started("-n", "1", "--grace", "0.05", "--", "sh", "-c", "trap '' TERM; yes") as process:
+        until_full(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=100) == 128 + signal.SIGTERM
+
+
+@linux_pipes
+def test_a_reader_that_stands_still_for_a_while_gets_all() -> None:
+    with started("-n", "1", "--", "seq", "100000") as process:
+        until_full(process)
+        status, out, err = ended(process)
+    assert status == 0, err
+    assert out.split()[2::3] == [str(i) for i in range(1, 100001)]
+
+
+def test_a_reader_that_comes_late_gets_all() -> None:
+    """The learner has ended by then."""
+    with started("-n", "1", "--", "seq", "10000") as process:
+        assert process.stderr is not None
+        assert "is done" in process.stderr.readline()
+        status, out, _ = ended(process)
+    assert status == 0
+    assert out.split()[2::3] == [str(i) for i in range(1, 10001)]
+
+
+# Leaves its group, and writes without end.
+DAEMON = """
+import os
+ready, left = os.pipe()
+if os.fork():
+    os.read(ready, 1)
+    os._exit(0)
+os.setsid()
+os.write(left, b"x")
+while True:
+    os.write(1, b"line\\n" * 1000)
+"""
+
+
+def test_a_process_that_has_left_the_group_and_writes_on_holds_nobody_up() -> None:
+    status, out, _ = finished("-n", "1", "--", sys.executable, "-c", DAEMON)
+    assert status == 0
+    assert "learner-0 | line" in out
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open to watch a stranger")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mend_optim.cli.run.crew import Crew
 from mend_optim.cli.run.held_ports import held_addresses
+from mend_optim.cli.run.outlet import Outlet
 from mend_optim.cli.run.seats import Table
-from mend_optim.cli.run.supervisor import Supervisor, write_all
+from mend_optim.cli.run.supervisor import Supervisor
 from mend_optim.errors import UsageError, require
 from mend_optim.transport.security.shared_secret import new_secret
 
@@ -114,9 +115,10 @@ def run(given: argparse.Namespace) -> int:
             gpus=[gpu.strip() for gpu in given.gpus.split(",")] if given.gpus else [],
         )
         crew = Crew(names, given.restarts, given.pause, given.grace)
+        outlets = (Outlet(sys.stdout), Outlet(sys.stderr))
         colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         try:
-            return Supervisor(table.seats(os.environ), crew, write_all, colours).run()
+            return Supervisor(table.seats(os.environ), crew, outlets, colours).run()
         except OSError as error:
             raise UsageError(
                 f"COMMAND must be a program that can run, got {command[0]!r}: {error.strerror}"

@@ -109,6 +109,11 @@ class Crew:
         return all(m.phase in (Phase.DONE, Phase.GIVEN_UP) for m in self._members)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the crew."""
+        return self._stopped_by != 0
+
+    @property
     def wake_at(self) -> float | None:
         """When `tick` has something to do next; None if only an event can bring that."""
         times = [m.since for m in self._members if m.phase is Phase.PAUSING]

@@ -10,14 +10,14 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
 from mend_optim.cli.run.crew import Action, Crew, Pass, Say, Show, Start
+from mend_optim.cli.run.outlet import Outlet
 from mend_optim.cli.run.output import Prefixed
 from mend_optim.cli.run.seats import Seat
 from mend_optim.environment import JOINED_FILE
@@ -31,6 +31,10 @@ NAME = "mend"
 LAST_LINES = 10
 #: The status of a process that the system had no room for, as a shell has it.
 NOT_STARTED = 126
+#: The most that is read at once, and the most that a pipe keeps for its reader.
+READ, PIPE = 1 << 16, 1 << 20
+#: How long the last lines wait for a reader that stands still, once a signal has ended the run.
+LAST_WORDS_S = 1.0
 
 
 class Supervisor:
@@ -39,7 +43,7 @@ class Supervisor:
     Args:
         seats: the learners.
         crew: decides what becomes of those that end.
-        write: writes to standard output (1) or standard error (2).
+        outlets: standard output and standard error.
         colours: whether names have colours.
     """
 
@@ -47,18 +51,20 @@ class Supervisor:
         self,
         seats: Sequence[Seat],
         crew: Crew,
-        write: Callable[[int, bytes], None],
+        outlets: tuple[Outlet, Outlet],
         colours: bool,
     ) -> None:
         self._seats = seats
         self._crew = crew
-        self._write = write
+        self._outlets = outlets
         self._colours = colours
         self._width = max(len(name) for name in (NAME, *(seat.name for seat in seats)))
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         #: Whether any process could be started: then the command is one that can run.
         self._has_started = False
         self._selector = selectors.DefaultSelector()
+        #: Of the signals and the outlets that are stalled, without the learners' streams.
+        self._stall = selectors.DefaultSelector()
         self._said = Prefixed(NAME, self._width)
         #: The last lines of each learner's last process.
         self._last: list[deque[bytes]] = [deque(maxlen=LAST_LINES) for _ in seats]
@@ -66,11 +72,13 @@ class Supervisor:
     def run(self) -> int:
         """Run them. Returns the exit status of the command."""
         with _signals() as waiting:
-            self._selector.register(waiting, selectors.EVENT_READ, None)
+            for selector in (self._selector, self._stall):
+                selector.register(waiting, selectors.EVENT_READ, None)
             try:
                 while not (self._crew.is_over and not self._running):
                     self._do(self._crew.tick(time.monotonic()))
                     self._wait(waiting)
+                self._wait_for_reader(waiting)
             finally:
                 for index, child in self._running.items():
                     self._send(index, signal.SIGKILL)
@@ -78,17 +86,38 @@ class Supervisor:
         return self._crew.status
 
     def _wait(self, waiting: socket.socket) -> None:
-        """Wait for the next event, and take it in."""
+        """Wait for the next event, and take it in. While a reader stands still, learners wait for
+        it, too; but no learner that has been told to end waits for a reader."""
         wake_at = self._crew.wake_at
         patience_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-        for key, _ in self._selector.select(patience_s):
+        is_held = self._is_stalled and not self._crew.is_stopped
+        for key, _ in (self._stall if is_held else self._selector).select(patience_s):
             if key.data is None:
-                for number in waiting.recv(4096):
-                    if number in STOPS:
-                        self._do(self._crew.told(number, time.monotonic()))
+                self._hear(waiting)
+            elif isinstance(key.data, Outlet):
+                self._write_on(key.data)
             else:
                 self._read(*key.data)
         self._reap()
+
+    def _wait_for_reader(self, waiting: socket.socket) -> None:
+        """All have ended. Wait until their last lines are read, or until a signal has come and the
+        reader stands still."""
+        while self._is_stalled:
+            found = self._stall.select(LAST_WORDS_S if self._crew.is_stopped else None)
+            if not found:
+                return
+            for key, _ in found:
+                if key.data is None:
+                    self._hear(waiting)
+                else:
+                    self._write_on(key.data)
+
+    def _hear(self, waiting: socket.socket) -> None:
+        """Take in the signals that have come."""
+        for number in waiting.recv(4096):
+            if number in STOPS:
+                self._do(self._crew.told(number, time.monotonic()))
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -124,7 +153,7 @@ class Supervisor:
     def _read(self, pipe: IO[bytes], to: int, told: Prefixed, index: int) -> bool:
         """Read what there is of a stream. Returns whether there may be more."""
         try:
-            data = os.read(pipe.fileno(), 1 << 16)
+            data = os.read(pipe.fileno(), READ)
         except BlockingIOError:
             return False
         if data:
@@ -143,8 +172,31 @@ class Supervisor:
         self._last[index].extend(lines)
         self._put(to, lines)
 
+    @property
+    def _is_stalled(self) -> bool:
+        return any(outlet.is_stalled for outlet in self._outlets)
+
     def _put(self, to: int, lines: Iterable[bytes]) -> None:
-        self._write(to, b"".join(lines))
+        outlet = self._outlets[to - 1]
+        # Nobody waits for a reader that stands still at the end: the rest of the output is lost.
+        if not (self._crew.is_stopped and outlet.is_full):
+            outlet.put(lines)
+        self._watch(outlet)
+
+    def _write_on(self, outlet: Outlet) -> None:
+        outlet.write()
+        self._watch(outlet)
+
+    def _watch(self, outlet: Outlet) -> None:
+        """See to it that a reader that goes on is an event."""
+        number = outlet.number
+        if number is None or outlet.is_stalled == (number in self._stall.get_map()):
+            return
+        for selector in (self._selector, self._stall):
+            if outlet.is_stalled:
+                selector.register(number, selectors.EVENT_WRITE, outlet)
+            else:
+                selector.unregister(number)
 
     def _reap(self) -> None:
         """Take leave of the children that have ended, and of all that they left behind."""
@@ -165,13 +217,14 @@ class Supervisor:
         return [index for index, file in enumerate(files) if os.path.exists(file)]
 
     def _drain(self, pipe: IO[bytes] | None) -> None:
-        """Read the rest of a stream whose process has ended."""
+        """Read the rest of a stream whose process has ended. A process that has left its group may
+        write on without end."""
         if pipe is None or pipe.closed:
             return
         _, to, told, index = self._selector.get_key(pipe).data
-        has_more = True
-        while has_more:
-            has_more = self._read(pipe, to, told, index)
+        for _ in range(PIPE // READ):
+            if not self._read(pipe, to, told, index):
+                break
         if not pipe.closed:
             self._close(pipe, to, told, index)
 
@@ -228,21 +281,3 @@ def _signals() -> Iterator[socket.socket]:
 
 def _heard(number: int, frame: object) -> None:
     """Python has written the number into the socket already."""
-
-
-def write_all(to: int, data: bytes) -> None:
-    """Write to standard output or standard error at once. Neither a reader that has gone, such as
-    `head`, nor a full disk stops anybody. Output that cannot be written is lost."""
-    stream = sys.stdout if to == 1 else sys.stderr
-    if stream is None:
-        return
-    try:
-        number = stream.fileno()
-    except OSError:  # it is no file
-        stream.buffer.write(data)
-        return
-    left = memoryview(data)
-    # Python's own buffer would keep what failed, and fail again with every line.
-    with suppress(OSError):
-        while left:
-            left = left[os.write(number, left) :]

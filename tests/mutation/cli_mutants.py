@@ -383,6 +383,13 @@ CLI_MUTANTS = (
         of("system/test_run", "comes_late"),
     ),
     mutant(
+        "a-run-under-nohup-ends-with-its-terminal",
+        "cli/run/supervisor",
+        "is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN",
+        "is_kept = False",
+        of("system/test_run", "nohup"),
+    ),
+    mutant(
         "a-daemon-that-writes-on-holds-mend-run-up",
         "cli/run/supervisor",
         "        for _ in range(PIPE // READ):\n",

@@ -201,7 +201,7 @@ def test_a_learner_that_has_once_joined_is_started_again_as_before() -> None:
     assert "no learner has joined" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
 def test_a_signal_ends_all(number: signal.Signals) -> None:
     script = f"trap 'echo got it; exit 0' {number.name[3:]}; {WAIT}"
     with started("-n", "2", "--", "sh", "-c", script) as process:
@@ -234,6 +234,26 @@ def test_the_second_signal_kills_at_once() -> None:
         status, _, err = ended(process)
     assert status == 128 + signal.SIGINT
     assert "killed by the second signal" in err
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    script = f"echo ready; until test -e {closed}; do sleep 0.01; done"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        ["nohup", *command("-n", "1", "--", "sh", "-c", script)],
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        until(process, "ready", 1)
+        process.send_signal(signal.SIGHUP)
+        closed.touch()
+        status, _, err = ended(process)
+    assert status == 0, err
+    assert "SIGHUP" not in err
 
 
 def until_full(process: subprocess.Popen[str]) -> None:

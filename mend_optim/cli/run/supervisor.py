@@ -22,9 +22,12 @@ from mend_optim.cli.run.output import Prefixed
 from mend_optim.cli.run.seats import Seat
 from mend_optim.environment import JOINED_FILE
 
-#: Signals that stop the command. SIGHUP comes when the terminal is closed. Windows lacks it.
+#: Signals that stop the command: those of Ctrl-C, Ctrl-\ and `kill`, and SIGHUP, which comes when
+#: the terminal is closed. Windows lacks some.
 STOPS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name)
 )
 NAME = "mend"
 #: Lines of a learner that can be shown once more.
@@ -264,7 +267,9 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
 @contextmanager
 def _signals() -> Iterator[socket.socket]:
     """A socket from which the numbers of the signals that arrive can be read."""
-    ours = (*STOPS, signal.SIGCHLD)
+    # `nohup` lets a process ignore SIGHUP, so that it outlives its terminal.
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    ours = [*(each for each in STOPS if not (is_kept and each == signal.SIGHUP)), signal.SIGCHLD]
     reading, writing = socket.socketpair()
     with reading, writing:
         for end in (reading, writing):

@@ -15,7 +15,12 @@ from mend_optim.cli.watch.text import LEFT, ROUND_HEAD, learner_table, round_cel
 #: By state, its colour. Others have none.
 _STYLES = {"merging": "green", "suspected": "yellow", "gone": "red", "no answer": "red"}
 #: The columns that a narrow terminal does not show, the first of them first.
-_SPARED = ("codec", "received", "sent", "lag", "H", "rounds", "zone", "tokens")
+_SPARED = (
+    *("codec", "received", "sent", "lag", "H", "rounds", "zone", "tokens"),
+    *("speed", "position", "reported", "tokens/s"),
+)
+#: The same of the rounds, whose lists of names may take several lines.
+_SPARED_OF_ROUNDS = ("reason", "version", "sealer")
 #: More columns of a terminal than any table takes.
 _UNBOUNDED = 100_000
 
@@ -25,14 +30,14 @@ def picture(crowd: Crowd, console: Console) -> Group:
     narrow for all columns, it has those that say the most, in full."""
     learners = _learners(crowd, ())
     for count in range(1, len(_SPARED) + 1):
-        if _width(learners, console) <= console.width:
+        if _measured(learners, console).maximum <= console.width:
             break
         learners = _learners(crowd, _SPARED[:count])
-    rounds = Table(box=None, pad_edge=False)
-    for word in ROUND_HEAD:
-        rounds.add_column(word)
-    for line in round_cells(crowd):
-        rounds.add_row(*map(Text, line))
+    rounds = _rounds(crowd, ())
+    for count in range(1, len(_SPARED_OF_ROUNDS) + 1):
+        if _measured(rounds, console).minimum <= console.width:
+            break
+        rounds = _rounds(crowd, _SPARED_OF_ROUNDS[:count])
     return Group(learners, Text(""), rounds)
 
 
@@ -41,14 +46,27 @@ def _learners(crowd: Crowd, without: Sequence[str]) -> Table:
     head, lines = learner_table(crowd, without)
     for word in head:
         table.add_column(word, justify="left" if word in LEFT else "right")
-    table.add_column("speed", no_wrap=True)
+    has_speed = "speed" not in without
+    if has_speed:
+        table.add_column("speed", no_wrap=True)
     for row, line in zip(crowd.rows(), lines, strict=True):
         # Names come from others: `Text` takes no markup from them.
         cells = [Text(cell) for cell in line]
         cells[head.index("state")].stylize(_STYLES.get(row.state, ""))
-        table.add_row(*cells, sparkline(row.past))
+        table.add_row(*cells, *([sparkline(row.past)] if has_speed else []))
     return table
 
 
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+def _rounds(crowd: Crowd, without: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    kept = [place for place, word in enumerate(ROUND_HEAD) if word not in without]
+    for place in kept:
+        table.add_column(ROUND_HEAD[place])
+    for line in round_cells(crowd):
+        table.add_row(*(Text(line[place]) for place in kept))
+    return table
+
+
+def _measured(table: Table, console: Console) -> Measurement:
+    """How wide it is at the least, with each word on a line of its own, and at the most."""
+    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table)

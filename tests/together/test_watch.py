@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -125,6 +127,33 @@ def test_top_draws_with_rich_on_a_terminal_and_else_plain_lines(
     first = told.splitlines()[0]
     is_time = re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first) is not None
     assert is_time is ("█" not in told)
+
+
+def test_a_kill_gives_the_terminal_its_cursor_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    looked = []
+
+    def look(*given: Any) -> object:
+        looked.append(given)
+        if len(looked) == 2:  # the first look comes before anything is drawn
+            os.kill(os.getpid(), signal.SIGTERM)
+        return see(*given)
+
+    monkeypatch.setattr("mend_optim.cli.watch.command.see", look)
+    with pair() as (a, _):
+        former = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the command was killed"))
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main(["top", address_of(a), "--every", "0.1"])
+        finally:
+            signal.signal(signal.SIGTERM, former)
+    assert ended.value.code == 128 + signal.SIGTERM
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    told = capsys.readouterr().out
+    assert told.rfind(shown) > told.rfind(hidden) >= 0
 
 
 def test_a_learner_that_is_alone_does_not_merge(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -176,8 +177,24 @@ def _top_richly(crowd: Crowd, look: Look, given: argparse.Namespace) -> None:
     from mend_optim.cli.watch.live import picture
 
     console = Console()
-    with Live(picture(crowd, console), console=console, auto_refresh=False) as live:
+    drawn = Live(picture(crowd, console), console=console, auto_refresh=False)
+    with _ended_in_order(), drawn as live:
         while not given.once:
             threading.Event().wait(given.every)
             see(crowd, look)
             live.update(picture(crowd, console), refresh=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Within it, SIGTERM ends the command as an exception does, as Ctrl-C would: the terminal gets
+    its cursor back."""
+    former = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -378,7 +378,7 @@ CLI_MUTANTS = (
     mutant(
         "the-last-lines-are-lost-where-nobody-reads-yet",
         "cli/run/supervisor",
-        "                self._wait_for_reader(waiting)\n",
+        "            self._wait_for_reader(waiting)\n",
         "",
         of("system/test_run", "comes_late"),
     ),

@@ -14,6 +14,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -211,6 +212,23 @@ def test_a_signal_ends_all(number: signal.Signals) -> None:
     assert status == 128 + number
     assert out.count("got it") == 2
     assert f"{number.name}: the learners are told to end" in err
+
+
+def test_a_signal_more_at_the_end_leaves_no_secret_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds Ctrl-C down sends many."""
+    clean_up = TemporaryDirectory.cleanup
+
+    def interrupted(folder: TemporaryDirectory[str]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        clean_up(folder)
+
+    monkeypatch.setattr(TemporaryDirectory, "cleanup", interrupted)
+    assert main(["run", "-n", "1", "--", "sh", "-c", "echo at:$MEND_SECRET_FILE"]) == 0
+    path = capsys.readouterr().out.strip().partition("at:")[2]
+    assert path.endswith("secret")
+    assert not Path(path).parent.exists()
 
 
 def test_learners_that_do_not_end_are_killed() -> None:

@@ -15,7 +15,7 @@ from mend_optim.cli.run.crew import Crew
 from mend_optim.cli.run.held_ports import held_addresses
 from mend_optim.cli.run.outlet import Outlet
 from mend_optim.cli.run.seats import Table
-from mend_optim.cli.run.supervisor import Supervisor
+from mend_optim.cli.run.supervisor import Supervisor, heard_signals
 from mend_optim.errors import UsageError, require
 from mend_optim.transport.security.shared_secret import new_secret
 
@@ -102,6 +102,8 @@ def run(given: argparse.Namespace) -> int:
     for argument, seconds in (("--pause", given.pause), ("--grace", given.grace)):
         require(0 <= seconds < 1e6, argument, seconds, "a number of seconds >= 0")
     with (
+        # Around the folder: a signal more at the end would else leave it there, with the secret.
+        heard_signals() as waiting,
         tempfile.TemporaryDirectory(prefix="mend-run-") as folder,
         held_addresses(HOST, len(names), given.port) as addresses,
     ):
@@ -118,7 +120,7 @@ def run(given: argparse.Namespace) -> int:
         outlets = (Outlet(sys.stdout), Outlet(sys.stderr))
         colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         try:
-            return Supervisor(table.seats(os.environ), crew, outlets, colours).run()
+            return Supervisor(table.seats(os.environ), crew, outlets, colours).run(waiting)
         except OSError as error:
             raise UsageError(
                 f"COMMAND must be a program that can run, got {command[0]!r}: {error.strerror}"

@@ -72,20 +72,23 @@ class Supervisor:
         #: The last lines of each learner's last process.
         self._last: list[deque[bytes]] = [deque(maxlen=LAST_LINES) for _ in seats]
 
-    def run(self) -> int:
-        """Run them. Returns the exit status of the command."""
-        with _signals() as waiting:
-            for selector in (self._selector, self._stall):
-                selector.register(waiting, selectors.EVENT_READ, None)
-            try:
-                while not (self._crew.is_over and not self._running):
-                    self._do(self._crew.tick(time.monotonic()))
-                    self._wait(waiting)
-                self._wait_for_reader(waiting)
-            finally:
-                for index, child in self._running.items():
-                    self._send(index, signal.SIGKILL)
-                    child.wait()
+    def run(self, waiting: socket.socket) -> int:
+        """Run them. Returns the exit status of the command.
+
+        Args:
+            waiting: has the signals, as of `heard_signals`.
+        """
+        for selector in (self._selector, self._stall):
+            selector.register(waiting, selectors.EVENT_READ, None)
+        try:
+            while not (self._crew.is_over and not self._running):
+                self._do(self._crew.tick(time.monotonic()))
+                self._wait(waiting)
+            self._wait_for_reader(waiting)
+        finally:
+            for index, child in self._running.items():
+                self._send(index, signal.SIGKILL)
+                child.wait()
         return self._crew.status
 
     def _wait(self, waiting: socket.socket) -> None:
@@ -265,7 +268,7 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
+def heard_signals() -> Iterator[socket.socket]:
     """A socket from which the numbers of the signals that arrive can be read."""
     # `nohup` lets a process ignore SIGHUP, so that it outlives its terminal.
     is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -69,6 +69,23 @@ def silent(count: int) -> Iterator[tuple[list[str], list[socket.socket]]]:
                 connection.close()
 
 
+def still_open(came: list[socket.socket]) -> list[socket.socket]:
+    """The connections that the other end has not closed."""
+    return [connection for connection in came if not _has_ended(connection)]
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 @held
 def test_r16_one_address_of_many_names_is_dialled_once_at_a_time(
     ground: Ground, mallory: Attacker
@@ -79,9 +96,10 @@ def test_r16_one_address_of_many_names_is_dialled_once_at_a_time(
             say(stream, mallory.beat(count=count, roster=rumors(200, 10 * count, address=address)))
             with ground.lasts():
                 pass
+            # Both learners hear of the names, and either dials again once nobody has answered. gRPC
+            # may have a connection or two more for that. With a dial for each name there are 16.
+            assert len(still_open(came)) <= 8
         ground.supervisor.until(lambda: came, "a learner to dial")
-        # Both learners hear of the names, and either dials again once nobody has answered.
-        assert len(came) <= 8
 
 
 @held

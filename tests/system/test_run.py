@@ -34,9 +34,9 @@ def command(*arguments: str) -> list[str]:
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command(*arguments), stdout=pipe, stderr=pipe, text=True, env=environment
-    ) as process:
+    # The tests themselves may run under `nohup`, and a run would outlive its terminal then.
+    words = ["env", "--default-signal=HUP", *command(*arguments)]
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             yield process
         finally:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TextIO
 
 #: A pipe into which anything can be written takes so much at once, without waiting.
@@ -55,10 +56,9 @@ class Outlet:
         begin = 0
         # Python's own buffer would keep what failed, and fail again with every line.
         try:
-            while begin < len(self._waiting) and _takes_more(self.number):
-                begin += os.write(self.number, self._waiting[begin : begin + PIECE])
-        except BlockingIOError:
-            pass  # somebody who shares the stream has it write without waiting
+            with suppress(BlockingIOError):  # somebody who shares it has it write without waiting
+                while begin < len(self._waiting) and _takes_more(self.number):
+                    begin += os.write(self.number, self._waiting[begin : begin + PIECE])
         except OSError:
             begin = len(self._waiting)
         del self._waiting[:begin]

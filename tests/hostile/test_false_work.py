@@ -55,6 +55,7 @@ def offer_of(ground: Ground, author: Attacker, delta: torch.Tensor, **facts: Any
 def test_m1c_an_offer_that_is_not_finite_is_refused(ground: Ground, mallory: Attacker) -> None:
     values = (float("nan"), float("inf"), 2.0**127)
     for seq, value in enumerate(values, start=1):
+        mallory.hello()  # on a busy machine "a" may have forgotten the last one
         mallory.offers(offer_of(ground, mallory, zeros({5: value}), seq=seq))
         with ground.lasts():
             await_refusal(ground.a, mallory.me.name, "offer refused: Values are not finite", seq)

@@ -227,9 +227,9 @@ class Adopter:
             return
         unwanted = not mends and (is_other or not self._is_to_be_had(anchor, fragment))
         if unwanted or not state.mode.may_adopt:
-            wanted = state.wants.get(p)
-            if wanted and wanted.peer == anchor.peer and wanted.held is None:
-                del state.wants[p]
+            wanted = self.pulling.asked_of(anchor.peer, p)
+            if wanted and wanted.held is None:
+                self.pulling.give_up(p, wanted)
         elif not fragment.is_still:
             fragment.defer(anchor)
         else:
@@ -281,9 +281,9 @@ class Adopter:
         self.pulling.handed_over(now, culprit, kept=False)
         for anchor in states:
             state.fragments[anchor.fragment].move_refused()
-            wanted = state.wants.get(anchor.fragment)
-            if wanted and wanted.peer == anchor.peer:
-                del state.wants[anchor.fragment]
+            wanted = self.pulling.asked_of(anchor.peer, anchor.fragment)
+            if wanted:
+                self.pulling.give_up(anchor.fragment, wanted)
 
     def _install(
         self, anchors: tuple[State, ...], *, merged_own_offer: bool, replace: bool

@@ -13,7 +13,9 @@ while, but its anchor is to be had as soon as it is believed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
@@ -168,12 +170,13 @@ class Pulling:
             self._ask(fragment, wanted)
 
     def overtake(self, now: float, peer: PeerId) -> None:
-        """Ask a peer that has nothing left to send for what a far slower one still sends."""
+        """Ask a peer that has nothing left to send for what a far slower one still sends. If that
+        fails, the slower one is waited for again: what it has sent is not lost."""
         fragment = self.sources.overtaken(now, peer)
         if fragment:
             slow = self.state.wants[fragment.fragment]
             until = now + self.state.policies.timing.round_timeout_s
-            fast = replace(slow, peer=peer, since=now, until=until, overtakes=True)
+            fast = replace(slow, peer=peer, since=now, until=until, overtaken=slow)
             self._ask(fragment, fast)
 
     def _ask(self, fragment: Progress, wanted: Wanted) -> None:
@@ -213,14 +216,27 @@ class Pulling:
 
     def in_vain(self, now: float, peer: PeerId, p: int) -> None:
         """A peer's answer is not taken. Another one may be asked; it itself is, after a pause."""
-        wanted = self.state.wants.get(p)
-        if wanted and wanted.peer == peer and wanted.held is None:
-            del self.state.wants[p]
+        wanted = self.asked_of(peer, p)
+        if wanted and wanted.held is None:
+            self.give_up(p, wanted)
             self.doubt(now, peer, wanted.since)
+
+    def asked_of(self, peer: PeerId, p: int) -> Wanted | None:
+        """What a peer was asked for of fragment `p`, and has not handed over yet."""
+        asked = self.state.wants.get(p, ())
+        return next((wanted for wanted in asked if wanted.peer == peer), None)
+
+    def give_up(self, p: int, wanted: Wanted) -> None:
+        """Wait for one peer's anchor no longer. If another peer sends it, too, it may still come
+        from that one."""
+        other = next((each for each in self.state.wants.pop(p) if each is not wanted), None)
+        if other:
+            other.overtaken = None
+            self.state.wants[p] = other
 
     def heard(self, now: float, peer: PeerId) -> None:
         """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
-        for wanted in self.state.wants.values():
+        for wanted in self._asked():
             if wanted.peer == peer:
                 self._prolong(now, wanted)
 
@@ -231,12 +247,11 @@ class Pulling:
 
     def unreachable(self, now: float, peer: PeerId, p: int, fault: TransferFault) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        wanted = self.state.wants.get(p)
-        is_wanted = wanted is not None and wanted.peer == peer
-        began = wanted.since if wanted and is_wanted else now
+        wanted = self.asked_of(peer, p)
+        began = wanted.since if wanted else now
         self.passages.failed(now, peer, Way.FROM, p, began=began, fault=fault)
-        if is_wanted:
-            del self.state.wants[p]
+        if wanted:
+            self.give_up(p, wanted)
             self.doubt(now, peer, began)
         self._go_on_without(peer)
 
@@ -267,19 +282,24 @@ class Pulling:
         for claims in (state.claims, self._seal_less):
             claims.expire(now, state.roster.peers)
         alive = state.roster.alive()
-        for p, wanted in list(state.wants.items()):
-            if now >= wanted.until:
-                if wanted.seal_only and wanted.held:
-                    self._wait(now, self._seal_less, wanted.peer, wanted.since)
-                else:
-                    self.doubt(now, wanted.peer, wanted.since)
-            if now >= wanted.until or wanted.peer not in alive:
-                del state.wants[p]
-        if state.switch and state.switch.peer not in self._asked():
+        for p, asked in list(state.wants.items()):
+            for wanted in list(asked):
+                if now >= wanted.until:
+                    self._was_late(now, wanted)
+                if now >= wanted.until or wanted.peer not in alive:
+                    self.give_up(p, wanted)
+        if state.switch and state.switch.peer not in {wanted.peer for wanted in self._asked()}:
             self._go_on_without(state.switch.peer)
 
-    def _asked(self) -> set[PeerId]:
-        return {wanted.peer for wanted in self.state.wants.values()}
+    def _was_late(self, now: float, wanted: Wanted) -> None:
+        if wanted.seal_only and wanted.held:
+            self._wait(now, self._seal_less, wanted.peer, wanted.since)
+        else:
+            self.doubt(now, wanted.peer, wanted.since)
+
+    def _asked(self) -> Iterator[Wanted]:
+        """All that was asked for, also of peers that were overtaken."""
+        return chain.from_iterable(self.state.wants.values())
 
     def _go_on_without(self, peer: PeerId) -> None:
         """A peer sends no more of the model on its way. Others that were asked for parts of it may
@@ -287,7 +307,7 @@ class Pulling:
         switch = self.state.switch
         if switch is None or switch.complete or switch.peer != peer:
             return
-        others = self._asked() - {peer}
+        others = {wanted.peer for wanted in self._asked()} - {peer}
         if others:
             switch.peer = min(others)
         else:

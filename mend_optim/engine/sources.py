@@ -90,7 +90,7 @@ class Sources:
     def _overtakes(self, peer: PeerId, p: int, wanted: Wanted) -> bool:
         """Whether a peer may be asked for what another one was asked for. Two peers send one anchor
         at most, and none that is dear if the other one is not."""
-        is_free = wanted.catches_up and not (wanted.overtakes or wanted.held)
+        is_free = wanted.catches_up and not (wanted.overtaken or wanted.held)
         fragment, slower = self.state.fragments[p], self.state.roster.find(wanted.peer)
         if not is_free or fragment.is_about_to_move:
             return False

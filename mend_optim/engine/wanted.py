@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mend_optim.protocol.lineage import Key, PeerId
@@ -29,8 +30,14 @@ class Wanted:
     held: State | None = None
     #: Whether it is to replace our own, which is wrong.
     mends: bool = False
-    #: Whether another peer, which is far slower, sends it as well.
-    overtakes: bool = False
+    #: What another peer was asked for before, which is far slower, and sends it as well.
+    overtaken: Wanted | None = None
+
+    def __iter__(self) -> Iterator[Wanted]:
+        """This one, and the one that it has overtaken."""
+        yield self
+        if self.overtaken:
+            yield self.overtaken
 
     @property
     def catches_up(self) -> bool:
@@ -40,5 +47,6 @@ class Wanted:
 
     def slept(self, seconds: float) -> None:
         """This learner was stopped for so long, and waited for nobody meanwhile."""
-        self.since += seconds
-        self.until += seconds
+        for wanted in self:
+            wanted.since += seconds
+            wanted.until += seconds

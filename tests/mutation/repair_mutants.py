@@ -136,9 +136,9 @@ REPAIR_MUTANTS = (
     mutant("anybody-mends", " and wanted.peer == anchor.peer\n", "\n"),
     mutant(
         "anybody-ends-a-repair",
-        "if wanted and wanted.peer == anchor.peer and wanted.held is None:",
-        "if wanted and wanted.held is None:",
-        "engine/adoption",
+        "(wanted for wanted in asked if wanted.peer == peer)",
+        "(wanted for wanted in asked)",
+        "engine/pulling",
     ),
     mutant(
         "all-end-while-a-true-anchor-is-on-its-way",

@@ -777,8 +777,8 @@ SEAL_MUTANTS = (
         "a-refused-anchor-is-still-awaited",
         4,
         "engine/adoption",
-        "                del state.wants[anchor.fragment]\n\n",
-        "                pass\n\n",
+        "                self.pulling.give_up(anchor.fragment, wanted)\n",
+        "                pass\n",
         CLAIMS,
     ),
     Mutant(

@@ -295,6 +295,16 @@ def test_a_seal_of_another_sealer_that_is_no_such_answer_is_not_taken(wrong: str
     assert engine.engine.state.claims.doubts(BETWEEN) == (wrong == "anchor")
 
 
+def test_what_is_held_of_a_peer_stays_as_a_seal_of_it_is_not_taken() -> None:
+    engine = asked_between()
+    held = state_of(grown(grown(engine.lineage)), peer=BETWEEN)
+    engine.receive(held)
+    made_up = seal_of(engine.lineage, offer_of(FAR, 9, steps=40).entry, sealer=FAR)
+    engine.receive(passed(made_up, BETWEEN))
+    assert engine.jobs(Advance) == []
+    assert engine.engine.state.wants[0].held == held
+
+
 def test_an_answer_that_is_not_believed_is_not_kept_while_the_anchor_moves() -> None:
     """It would drive out the seal that most learners have."""
     engine = asked_between()

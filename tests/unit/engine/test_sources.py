@@ -13,6 +13,7 @@ from mend_optim.engine.model_parts import MEETING_BEATS
 from mend_optim.engine.sources import at_once
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Goodbye, Want
+from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.transfer_fault import BROKEN
 from tests.support.engines import (
     BASE,
@@ -31,6 +32,8 @@ from tests.support.engines import (
 
 #: The fragments of the model: so few that no two of them come from one peer at a time.
 PARTS = 7
+#: For how long a learner waits for an anchor of which nothing comes.
+PATIENCE_S = round(Timing().round_timeout_s)
 
 
 def other(version: int = 5) -> Lineage:
@@ -336,10 +339,10 @@ def test_those_who_wait_longest_are_overtaken_first_and_once(anchor: Lineage) ->
     show(engine, PEER, anchor)
     assert asked(engine) == {1: PEER}
     come(engine, anchor, 2, FOURTH)
-    engine.tick(1.0)
-    show(engine, FOURTH, anchor)
-    engine.tick(1.0)
-    show(engine, FOURTH, anchor)
+    for _ in range(2):
+        engine.tick(1.0)
+        for peer in (THIRD, FOURTH):
+            show(engine, peer, anchor)
     assert asked(engine) == {}  # PEER sends that one by now
 
 
@@ -358,6 +361,83 @@ def test_an_overtaken_peer_is_no_faster_for_that(anchor: Lineage) -> None:
     assert asked(engine) == {}
     show(engine, PEER, anchor)
     assert asked(engine) == {2: PEER}
+
+
+def overtaken(anchor: Lineage) -> DrivenEngine:
+    """PEER was asked for fragment 1, too, which THIRD still sends."""
+    engine = two_sources(2, anchor)
+    come(engine, anchor, 0, PEER)
+    live(engine, anchor, seconds=2)
+    assert asked(engine) == {1: PEER}
+    return engine
+
+
+@MODELS
+def test_what_a_slow_peer_has_sent_is_not_lost_as_another_one_fails(anchor: Lineage) -> None:
+    """Before, it was asked anew, and began from the first byte."""
+    engine = overtaken(anchor)
+    fail(engine, PEER, 1)
+    show(engine, THIRD, anchor)
+    assert asked(engine) == {}
+    come(engine, anchor, 1, THIRD)
+    assert asked(engine) == {}
+
+
+@MODELS
+@pytest.mark.parametrize("how", ["fails", "is late", "breaks off", "hands over another model"])
+def test_another_peer_may_overtake_and_fail_again_and_again(anchor: Lineage, how: str) -> None:
+    engine = overtaken(anchor)
+    for _ in range(3):
+        match how:
+            case "fails":
+                fail(engine, PEER, 1)
+            case "is late":
+                for _ in range(PATIENCE_S):
+                    engine.engine.heard(engine.now, THIRD, 1)
+                    engine.tick(1.0)
+            case "breaks off":
+                engine.engine.linked(engine.now, PEER, False)
+                engine.tick(0.1)
+            case _:
+                engine.receive(state_of(replace(anchor, genesis=b"x" * 16), 1, PEER))
+        for _ in range(4 * PATIENCE_S):
+            engine.engine.heard(engine.now, THIRD, 1)
+            live(engine, anchor, seconds=1)
+            again = asked(engine)
+            if again:
+                break
+        assert again == {1: PEER}
+
+
+@MODELS
+def test_a_peer_that_has_overtaken_goes_on_as_the_slow_one_fails(anchor: Lineage) -> None:
+    engine = overtaken(anchor)
+    fail(engine, THIRD, 1)
+    live(engine, anchor)
+    assert asked(engine) == {}
+    fail(engine, PEER, 1)
+    show(engine, FOURTH, anchor)
+    assert FOURTH in asked(engine).values()
+
+
+@MODELS
+def test_a_slow_peer_that_sends_no_more_is_waited_for_no_longer(anchor: Lineage) -> None:
+    engine = overtaken(anchor)
+    for _ in range(PATIENCE_S):
+        engine.engine.heard(engine.now, PEER, 1)
+        engine.tick(1.0)
+    assert asked(engine) == {}
+    fail(engine, PEER, 1)
+    show(engine, FOURTH, anchor)
+    assert FOURTH in asked(engine).values()
+
+
+def test_a_stop_of_this_learner_uses_up_nobody_s_patience() -> None:
+    wants = [*overtaken(OURS).engine.state.wants[1]]
+    before = [(wanted.since, wanted.until) for wanted in wants]
+    assert len(before) == 2
+    wants[0].slept(7.0)
+    assert [(wanted.since - 7, wanted.until - 7) for wanted in wants] == before
 
 
 def test_nothing_is_kept_of_sources_that_are_gone() -> None:

@@ -655,7 +655,7 @@ def outvoted(own: bytes, others: Sequence[bytes]) -> bool:
 
 def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) -> bool:
     """Whether a learner is late: `late` more verdicts have said so than not, and not as many since
-    that it is in time.
+    that it is in time; or none has ever said that it is in time, and its answer is due.
 
     `happened` are calls ("call"), its offers ("come"), seals ("seal") and losses of the sealer's
     role ("void"), with their times. A seal without the answer to a call that is too old is a
@@ -677,7 +677,10 @@ def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) ->
     for verdict in verdicts:
         level = min(late, level + 1) if verdict else max(0, level - 1)
         is_on = level == late or (is_on and level > 0)
-    return is_on
+    ends = [i for i, (what, _) in enumerate(happened) if what in ("come", "void")]
+    open_calls = [now for what, now in happened[ends[-1] + 1 if ends else 0 :] if what == "call"]
+    is_due = bool(open_calls) and happened[-1][1] - open_calls[0] >= limit_s
+    return is_on or (is_due and False not in verdicts)
 
 
 def weak_s(

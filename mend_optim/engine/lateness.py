@@ -9,6 +9,9 @@ A weak link or a very slow step makes a learner late in every round. If all wait
 have as few rounds as it can take part in. If none waits, it has as many, and the others have more.
 A late offer loses nothing: it is the first of the next round.
 
+A newcomer may be such a learner. So until it has answered in time once, a round waits for it only
+as long as an answer in time takes.
+
 A learner that has *become* slow is another matter: see `stragglers.py`."""
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import PeerId
 
@@ -65,6 +69,8 @@ class Lateness:
     _times: dict[PeerId, int] = field(default_factory=dict)
     #: Those that have reached the most and not come back to 0 since.
     _late: set[PeerId] = field(default_factory=set)
+    #: Those that have answered in time at least once.
+    _proven: set[PeerId] = field(default_factory=set)
 
     def called(self, now: float, peers: Iterable[PeerId]) -> None:
         """These were called for their offers."""
@@ -86,6 +92,7 @@ class Lateness:
         self._calls = {peer: call for peer, call in self._calls.items() if peer.name in absent}
         self._times = {peer: times for peer, times in self._times.items() if peer in known}
         self._late.intersection_update(known)
+        self._proven.intersection_update(known)
         for peer, call in self._calls.items():
             if now - call.at > limit_s:
                 call.missed = True
@@ -95,11 +102,23 @@ class Lateness:
         """Another learner seals: it makes the calls."""
         self._calls.clear()
 
-    def late(self) -> frozenset[PeerId]:
+    def late(self, now: float, limit_s: float) -> frozenset[PeerId]:
         """The learners that rounds need not wait for."""
-        return frozenset(self._late)
+        overdue = {peer for peer, at in self._due(limit_s).items() if now >= at}
+        return frozenset(self._late | overdue)
+
+    def wake_at(self, now: float, limit_s: float) -> float:
+        """When rounds need not wait for one more newcomer, unless it answers."""
+        return min((at for at in self._due(limit_s).values() if at > now), default=NEVER)
+
+    def _due(self, limit_s: float) -> dict[PeerId, float]:
+        """By when each newcomer that was called has to answer."""
+        calls = self._calls.items()
+        return {peer: call.at + limit_s for peer, call in calls if peer not in self._proven}
 
     def _judge(self, peer: PeerId, is_late: bool) -> None:
+        if not is_late:
+            self._proven.add(peer)
         times = self._times.get(peer, 0) + (1 if is_late else -1)
         self._times[peer] = min(max(times, 0), LATE_ANSWERS)
         if times >= LATE_ANSWERS:

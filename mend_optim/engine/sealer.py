@@ -137,7 +137,7 @@ class Sealer:
             now=now,
             round=round,
             expected=expected,
-            awaited=self.stragglers.awaited(round, expected, needed),
+            awaited=self.stragglers.awaited(now, round, expected, needed),
             needed=needed,
             period=state.schedule.sync_every,
             step_s=self.stragglers.step_s(),

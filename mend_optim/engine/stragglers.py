@@ -73,11 +73,17 @@ class Stragglers:
         again."""
         return self._watch is not None and not self.state.schedule.lockstep
 
-    def awaited(self, round: Round, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
+    def awaited(
+        self, now: float, round: Round, expected: Sequence[PeerId], needed: int
+    ) -> list[PeerId]:
         """Those of the expected learners that a round waits for, whose quorum is `needed` offers.
         In lockstep a round that is to be the same again must not depend on how long offers take."""
         failing = {id: verdict.ratio for id, verdict in self.failing.items()}
-        late = round.lateness.late() if self.judges else frozenset[PeerId]()
+        late = frozenset[PeerId]()
+        if self.judges:
+            limit_s = self.late_after_s(round)
+            late = round.lateness.late(now, limit_s)
+            self.state.wake_by(round.lateness.wake_at(now, limit_s))
         return awaited(expected, needed, failing, late, round.inbox)
 
     def sealed(self, round: Round) -> None:

@@ -61,7 +61,8 @@ class WeakLink(Cluster):
     def version(self) -> int:
         """The anchors of all fragments that any learner has."""
         states = [learner.engine.state.fragments for learner in self.learners.values()]
-        return sum(max(f.lineage.version for f in same) for same in zip(*states, strict=True))
+        begun = [fragments for fragments in states if fragments]
+        return sum(max(f.lineage.version for f in same) for same in zip(*begun, strict=True))
 
     def rounds(self, seconds: float = SECONDS) -> int:
         before = self.version
@@ -164,3 +165,17 @@ def test_a_newcomer_that_takes_long_to_join_seals_for_nobody(state_s: float, joi
         assert newcomer.me in lists[0]
         assert all(each == lists[0] for each in lists)
         assert cluster.settle()
+
+
+@pytest.mark.parametrize("offer_s", [6.0, 20.0])
+def test_no_round_waits_long_for_a_newcomer_with_a_weak_link(offer_s: float) -> None:
+    """Before, all fragments stood still for the whole grace, twice."""
+    cluster = WeakLink(4, offer_s, fragments=4, auto=AutoPeriod(), late=True)
+    cluster.oracle.counts = False
+    usual = cluster.rounds(100) / 5
+    cluster.start(WEAK)
+    # At first all fragments wait at one time.
+    least = min(cluster.rounds(20) for _ in range(5))
+    assert cluster.learners[WEAK].engine.state.joined
+    assert least >= 0.6 * usual
+    assert cluster.settle()

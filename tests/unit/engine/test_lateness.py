@@ -12,6 +12,7 @@ from mend_optim.engine.lateness import (
     awaited,
     limit_s,
 )
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import PeerId
 from tests import reference
@@ -29,17 +30,22 @@ def after(*rounds: float, peer: PeerId = B) -> Lateness:
     return lateness
 
 
+def late(lateness: Lateness) -> frozenset[PeerId]:
+    """By the verdicts alone: nobody was called so early."""
+    return lateness.late(0.0, LIMIT_S)
+
+
 def test_a_learner_that_answers_too_late_again_and_again_is_not_waited_for() -> None:
-    assert after(*[4.0] * (LATE_ANSWERS - 1)).late() == frozenset()
-    assert after(*[4.0] * LATE_ANSWERS).late() == {B}
+    assert late(after(*[4.0] * (LATE_ANSWERS - 1))) == frozenset()
+    assert late(after(*[4.0] * LATE_ANSWERS)) == {B}
 
 
 def test_as_many_answers_in_time_are_enough_to_be_waited_for_again() -> None:
     """One may have been on its way before the call."""
-    assert after(*[4.0] * 10, 3.0).late() == {B}
-    assert after(*[4.0] * 10, 3.0, 4.0).late() == {B}
-    assert after(*[4.0] * 10, *[3.0] * LATE_ANSWERS).late() == frozenset()
-    assert after(*[4.0] * 10, *[3.0] * LATE_ANSWERS, 4.0).late() == frozenset()
+    assert late(after(*[4.0] * 10, 3.0)) == {B}
+    assert late(after(*[4.0] * 10, 3.0, 4.0)) == {B}
+    assert late(after(*[4.0] * 10, *[3.0] * LATE_ANSWERS)) == frozenset()
+    assert late(after(*[4.0] * 10, *[3.0] * LATE_ANSWERS, 4.0)) == frozenset()
 
 
 def test_a_call_is_as_old_as_when_it_came_first() -> None:
@@ -47,22 +53,22 @@ def test_a_call_is_as_old_as_when_it_came_first() -> None:
     for now in (100.0, 101.0, 102.0, 103.0):
         lateness.called(now, [B])
     lateness.came(103.5, B, LIMIT_S)
-    assert lateness.late() == {B}
+    assert late(lateness) == {B}
 
 
 def test_an_offer_that_nobody_called_for_says_nothing() -> None:
     lateness = after(4.0, 4.0)
     lateness.came(1000.0, B, LIMIT_S)
-    assert lateness.late() == {B}
+    assert late(lateness) == {B}
 
 
 def test_each_round_without_an_answer_counts() -> None:
     lateness = Lateness()
     lateness.called(0.0, [B])
     lateness.sealed(10.0, "b", ALL, LIMIT_S)
-    assert lateness.late() == frozenset()
+    assert late(lateness) == frozenset()
     lateness.sealed(20.0, "b", ALL, LIMIT_S)
-    assert lateness.late() == {B}
+    assert late(lateness) == {B}
 
 
 def test_a_pause_of_one_round_counts_once() -> None:
@@ -71,7 +77,7 @@ def test_a_pause_of_one_round_counts_once() -> None:
     lateness.called(0.0, [B])
     lateness.sealed(10.0, "b", ALL, LIMIT_S)
     lateness.came(11.0, B, LIMIT_S)
-    assert lateness.late() == frozenset()
+    assert late(lateness) == frozenset()
 
 
 def test_a_round_that_is_sealed_at_once_misses_nobody() -> None:
@@ -80,7 +86,7 @@ def test_a_round_that_is_sealed_at_once_misses_nobody() -> None:
         lateness.called(100.0 * now, [B])
         lateness.sealed(100.0 * now + 1.0, "b", ALL, LIMIT_S)
         lateness.came(100.0 * now + 2.0, B, LIMIT_S)
-    assert lateness.late() == frozenset()
+    assert late(lateness) == frozenset()
 
 
 def test_a_learner_that_takes_no_part_in_a_round_is_late_still() -> None:
@@ -88,18 +94,54 @@ def test_a_learner_that_takes_no_part_in_a_round_is_late_still() -> None:
     lateness = after(4.0, 4.0)
     lateness.called(500.0, [B])
     lateness.sealed(510.0, "c", ALL, LIMIT_S)
-    assert lateness.late() == {B}
+    assert late(lateness) == {B}
     lateness.came(520.0, B, LIMIT_S)  # nobody has called since
-    assert lateness.late() == {B}
+    assert late(lateness) == {B}
 
 
 def test_a_learner_that_is_gone_is_forgotten() -> None:
     lateness = after(4.0, 4.0)
     lateness.sealed(510.0, "", [A, C], LIMIT_S)
-    assert lateness.late() == frozenset()
+    assert late(lateness) == frozenset()
     lateness.called(600.0, [B])
     lateness.came(604.0, B, LIMIT_S)
-    assert lateness.late() == frozenset()
+    assert late(lateness) == frozenset()
+
+
+def test_a_newcomer_is_waited_for_only_as_long_as_an_answer_in_time_takes() -> None:
+    lateness = Lateness()
+    for at in (100.0, 200.0):
+        lateness.called(at, [B])
+        due = at + LIMIT_S
+        assert lateness.late(due - 0.1, LIMIT_S) == frozenset()
+        assert lateness.wake_at(due - 0.1, LIMIT_S) == due
+        assert lateness.late(due, LIMIT_S) == {B}
+        assert lateness.wake_at(due, LIMIT_S) == NEVER
+        lateness.came(due + 0.1, B, LIMIT_S)
+        assert lateness.late(due + 0.1, LIMIT_S) == late(lateness)
+
+
+def test_rounds_look_again_as_the_first_answer_of_the_next_newcomer_is_due() -> None:
+    lateness = Lateness()
+    for at, peer in ((1.0, C), (0.0, B), (2.0, D)):
+        lateness.called(at, [peer])
+    assert lateness.wake_at(0.0, LIMIT_S) == LIMIT_S
+    assert lateness.wake_at(LIMIT_S, LIMIT_S) == LIMIT_S + 1
+    assert lateness.late(LIMIT_S + 1, LIMIT_S) == {B, C}
+
+
+def test_after_one_answer_in_time_a_learner_is_a_newcomer_no_more() -> None:
+    lateness = after(3.0)
+    lateness.called(200.0, [B])
+    assert lateness.late(300.0, LIMIT_S) == frozenset()
+    assert lateness.wake_at(200.0, LIMIT_S) == NEVER
+
+
+def test_a_learner_that_was_gone_is_a_newcomer_again() -> None:
+    lateness = after(3.0)
+    lateness.sealed(110.0, "", [A, C], LIMIT_S)
+    lateness.called(200.0, [B])
+    assert lateness.late(300.0, LIMIT_S) == {B}
 
 
 seconds = st.floats(0, 100)
@@ -138,7 +180,7 @@ def test_it_judges_as_its_slow_twin_does(happened: list[tuple[str, float]]) -> N
                 lateness.sealed(now, "b", ALL, LIMIT_S)
             case "void":
                 lateness.void()
-        assert (B in lateness.late()) is reference.is_late(told, LIMIT_S, LATE_ANSWERS)
+        assert (B in lateness.late(now, LIMIT_S)) is reference.is_late(told, LIMIT_S, LATE_ANSWERS)
 
 
 some = st.sets(st.sampled_from(ALL))

@@ -810,12 +810,12 @@ def test_who_fails_slow_is_called_and_not_waited_for() -> None:
     assert (seal.reason, seal.absent) == ("slow_left_out", (THIRD.name,))
 
 
-def live_on(engine: DrivenEngine, seconds: int) -> None:
-    """So much time passes, and both peers are alive."""
+def live_on(engine: DrivenEngine, seconds: int, *others: PeerId) -> None:
+    """So much time passes, and both peers are alive, and so are the others."""
     for _ in range(seconds):
         engine.tick(1.0)
-        engine.beat(PEER)
-        engine.beat(THIRD)
+        for peer in (PEER, THIRD, *others):
+            engine.beat(peer)
 
 
 def adopt(engine: DrivenEngine) -> None:
@@ -864,6 +864,39 @@ def test_a_learner_that_never_answers_is_waited_for_in_two_rounds() -> None:
     engine.offer()
     admit(engine, replace(offer_of(PEER, 4), key=engine.lineage.key, follows=3))
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
+def newcomer_is_called(**options: Any) -> DrivenEngine:
+    """A sealer of three learners and of a fourth, which has just joined and has not offered yet."""
+    engine = sealer(PEER, THIRD, quorum=2, grace_s=100.0, **options)
+    a_round_with_late(engine, 1, 0)
+    engine.beat(FOURTH)
+    engine.offer()
+    for peer in (PEER, THIRD):
+        admit(engine, replace(offer_of(peer, 2), key=engine.lineage.key, follows=1))
+    assert engine.jobs(Merge) == []
+    return engine
+
+
+def test_a_newcomer_that_does_not_answer_soon_is_not_waited_for() -> None:
+    """Before, rounds waited for all of their grace, and twice."""
+    engine = newcomer_is_called()
+    limit_s = engine.engine.stragglers.late_after_s(engine.engine.state.rounds[0])
+    engine.tick(0.0)
+    assert engine.engine.state.wake_at == engine.now + limit_s
+    live_on(engine, int(limit_s) - 1, FOURTH)
+    assert engine.jobs(Merge) == []
+    engine.tick(limit_s % 1.0 or 1.0)
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+@pytest.mark.parametrize("options", [{"adopt_after": 2}, {"failslow": None}])
+def test_all_wait_for_a_newcomer_where_rounds_repeat_or_nobody_is_judged(
+    options: dict[str, Any],
+) -> None:
+    engine = newcomer_is_called(**options)
+    live_on(engine, 50, FOURTH)
+    assert engine.jobs(Merge) == []
 
 
 def test_an_offer_that_came_late_is_the_first_of_the_next_round() -> None:

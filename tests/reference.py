@@ -659,11 +659,14 @@ def is_late(happened: Sequence[tuple[str, float]], limit_s: float, late: int) ->
 
     `happened` are calls ("call"), its offers ("come"), seals ("seal") and losses of the sealer's
     role ("void"), with their times. A seal without the answer to a call that is too old is a
-    verdict, and so is the answer to a call unless a seal was one before."""
+    verdict, and so is the answer to a call unless a seal was one before. So is the seal of another
+    sealer, with it ("member") or without it ("absent")."""
     verdicts: list[bool] = []
     for at, (what, now) in enumerate(happened):
         since = max((i for i in range(at) if happened[i][0] in ("come", "void")), default=-1)
         calls = [i for i in range(since + 1, at) if happened[i][0] == "call"]
+        if what in ("member", "absent"):
+            verdicts.append(what == "absent")
         if what not in ("seal", "come") or not calls:
             continue
         too_old = now - happened[calls[0]][1] > limit_s

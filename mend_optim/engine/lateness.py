@@ -10,7 +10,8 @@ have as few rounds as it can take part in. If none waits, it has as many, and th
 A late offer loses nothing: it is the first of the next round.
 
 A newcomer may be such a learner. So until it has answered in time once, a round waits for it only
-as long as an answer in time takes.
+as long as an answer in time takes. A sealer knows from the seals of the former one which learners
+are late, and which are no newcomers.
 
 A learner that has *become* slow is another matter: see `stragglers.py`."""
 
@@ -33,19 +34,21 @@ LATE_ANSWERS = 2
 LATE_STEPS, LATE_S = 4, 1.0
 
 
-def limit_s(delays: Delays, step_s: float, period_s: float) -> float:
+def limit_s(delays: Delays, usual_s: float, step_s: float, period_s: float) -> float:
     """Return how many seconds after a call an offer is late; infinite before there are estimates.
 
     Args:
         delays: of the fragment's rounds so far.
+        usual_s: how long rounds take by the word of most learners, which counts before the first
+            round here; infinite if they don't know.
         step_s: the learners' median of an inner step.
         period_s: how long a fixed period takes. It does not matter how long a round takes that ends
             before the next one begins. 0 if the run makes its period as long as rounds take.
     """
-    if not delays.quorums or not delays.syncs:
-        return float("inf")
-    # Means would follow one long wait for a long time, as at the start of a run.
-    quorum_s, sync_s = median(delays.quorums), median(delays.syncs)
+    quorum_s, sync_s = usual_s, 0.0
+    if delays.are_known:
+        # Means would follow one long wait for a long time, as at the start of a run.
+        quorum_s, sync_s = median(delays.quorums), median(delays.syncs)
     return quorum_s + max(quorum_s + sync_s, LATE_STEPS * step_s, LATE_S, period_s)
 
 
@@ -90,13 +93,31 @@ class Lateness:
         """A round was sealed without the offers of the expected learners of these names. Verdicts
         about learners that are not `known` any more are forgotten."""
         self._calls = {peer: call for peer, call in self._calls.items() if peer.name in absent}
-        self._times = {peer: times for peer, times in self._times.items() if peer in known}
-        self._late.intersection_update(known)
-        self._proven.intersection_update(known)
+        self._forget_all_but(known)
         for peer, call in self._calls.items():
             if now - call.at > limit_s:
                 call.missed = True
                 self._judge(peer, True)
+
+    def followed(
+        self, members: Iterable[PeerId], absent: Collection[str], known: Collection[PeerId]
+    ) -> None:
+        """Another learner has sealed a round of these members. This one may be the next to seal,
+        and would wait for the late anew."""
+        self._forget_all_but(known)
+        here = set(members)
+        for peer in known:
+            if peer in here or peer.name in absent:
+                self._judge(peer, peer not in here)
+
+    def _forget_all_but(self, known: Collection[PeerId]) -> None:
+        self._times = {peer: times for peer, times in self._times.items() if peer in known}
+        self._late.intersection_update(known)
+        self._proven.intersection_update(known)
+
+    def took_part(self, peers: Iterable[PeerId]) -> None:
+        """These are no newcomers, though no call reaches them."""
+        self._proven.update(peers)
 
     def void(self) -> None:
         """Another learner seals: it makes the calls."""

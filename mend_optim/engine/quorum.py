@@ -113,6 +113,11 @@ class Delays:
     quorums: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS))
     syncs: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS))
 
+    @property
+    def are_known(self) -> bool:
+        """Whether a round has ended here."""
+        return bool(self.quorums and self.syncs)
+
     def quorum_took(self, seconds: float) -> None:
         """A round met quorum so many seconds after its launch."""
         self.quorum_s = _follow(self.quorum_s, seconds)

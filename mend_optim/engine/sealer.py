@@ -131,7 +131,9 @@ class Sealer:
 
     def _gather(self, now: float, fragment: Progress, round: Round) -> View:
         state = self.state
-        expected = self._expected(fragment.fragment)
+        afar = self._from_afar(fragment.fragment)
+        round.lateness.took_part(afar)
+        expected = [*self._expected(fragment.fragment), *afar]
         needed = state.policies.quorum.needed(state.roster.heard)
         return View(
             now=now,
@@ -150,8 +152,8 @@ class Sealer:
         )
 
     def _expected(self, p: int) -> list[PeerId]:
-        """The learners that take part in a round: live peers that train this model (in lockstep all
-        live peers), this one, and those whose offers come by go-betweens."""
+        """The learners that take part in a round, and that this one reaches: live peers that train
+        this model (in lockstep all live peers), and this one."""
         state = self.state
         lockstep = state.schedule.lockstep
         peers = [state.roster.find(id) for id in state.roster.alive()]
@@ -160,7 +162,7 @@ class Sealer:
             for peer in peers
             if peer and peer.heard and peer.has(p) and (lockstep or self._trains(peer))
         ]
-        return [state.me, *here, *self._from_afar(p)]
+        return [state.me, *here]
 
     def _from_afar(self, p: int) -> list[PeerId]:
         """The learners that this one does not reach, and whose offers it merged last. They are far
@@ -321,4 +323,5 @@ class Sealer:
         is_mine = self.state.is_me(seal.sealer)
         self.state.rounds[seal.fragment].advanced(now, seal.members, is_mine)
         if not is_mine:
+            self.stragglers.followed(self.state.rounds[seal.fragment], seal)
             self.relaying.hand_down(seal)

@@ -18,7 +18,7 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Pace, Verdict, Watch
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Level
+from mend_optim.protocol.messages import Level, Seal
 
 COMPUTE, LINK = "compute", "link"
 # Step time is the median of the last 9 steps, so one pause does not count.
@@ -89,15 +89,31 @@ class Stragglers:
     def sealed(self, round: Round) -> None:
         """The seal of a round is made: note which answers it lacks. A round that had to be merged
         again, without an offer that was refused, counts once."""
-        known = {self.state.me, *(peer.id for peer in self.state.roster)}
+        known = {self.state.me, *self._peers()}
         late_after_s = self.late_after_s(round)
         round.lateness.sealed(round.decided_at, round.absent, known, late_after_s)
+
+    def followed(self, round: Round, seal: Seal) -> None:
+        """Another learner's round was sealed: note which answers it lacks. Ours may be among them,
+        but they will have no way to go if this learner seals."""
+        members = (entry.peer for entry in seal.members)
+        round.lateness.followed(members, seal.absent, self._peers())
+
+    def _peers(self) -> set[PeerId]:
+        return {peer.id for peer in self.state.roster}
 
     def late_after_s(self, round: Round) -> float:
         """After how long the answer to a call of a round is late."""
         state, step_s = self.state, self.step_s()
         period_s = 0.0 if state.policies.auto else state.schedule.sync_every * step_s
-        return limit_s(round.delays, step_s, period_s)
+        usual_s = NEVER if round.delays.are_known else self._usual_round_s()
+        return limit_s(round.delays, usual_s, step_s, period_s)
+
+    def _usual_round_s(self) -> float:
+        """How long rounds of any fragment take by the word of most learners, in seconds; infinite
+        if most don't know."""
+        told = [beat.latency * beat.seconds_per_step or NEVER for beat in self.state.live_beats()]
+        return median(told or (NEVER,))
 
     def step_s(self) -> float:
         """The learners' median of an inner step, in seconds."""

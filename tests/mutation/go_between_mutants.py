@@ -494,7 +494,12 @@ GO_BETWEEN_MUTANTS = (
         "not (x.heard or (x.word and x.word.finishes))",
         "not x.heard",
     ),
-    mutant("nobody-waits-for-those-afar", "engine/sealer", "*here, *self._from_afar(p)]", "*here]"),
+    mutant(
+        "nobody-waits-for-those-afar",
+        "engine/sealer",
+        "[*self._expected(fragment.fragment), *afar]",
+        "self._expected(fragment.fragment)",
+    ),
     mutant(
         "no-seal-is-asked-for-between",
         PULLING,

@@ -23,7 +23,7 @@ SECONDS = 200.0
 
 class WeakLink(Cluster):
     """Learners of equal speed, of which one takes so long to send a bulky message, and to receive
-    one. Unless it `seals`, nobody can dial it."""
+    one. Unless it `seals`, nobody can dial it. The one that is `late` is not started yet."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class WeakLink(Cluster):
         seals: bool = False,
         seal_s: float = 0.0,
         seed: int = 1,
-        late: bool = False,
+        late: str = "",
         **options: Any,
     ) -> None:
         plan = policies(grace_s=8.0, **options)
@@ -44,7 +44,7 @@ class WeakLink(Cluster):
         #: How long a seal takes on a link that is not weak.
         self.seal_s = seal_s
         for name in self.names:
-            if not (late and name == WEAK):
+            if name != late:
                 self.start(name)
         self.run(60)
 
@@ -140,7 +140,7 @@ def test_no_work_is_lost_when_a_learner_declines_or_seals_again(
 def test_a_newcomer_that_takes_long_to_join_seals_for_nobody(state_s: float, joins: bool) -> None:
     """The anchors of a large model may be on their way for minutes. Before, the fragments that it
     was to seal stood still for as long. If none comes, it trains alone, and goes on trying."""
-    cluster = WeakLink(4, state_s, seals=True, fragments=4, late=True)
+    cluster = WeakLink(4, state_s, seals=True, fragments=4, late=WEAK)
     states = [learner.engine.state for learner in cluster.learners.values()]
     cluster.start(WEAK)
     cluster.run(4)
@@ -170,7 +170,7 @@ def test_a_newcomer_that_takes_long_to_join_seals_for_nobody(state_s: float, joi
 @pytest.mark.parametrize("offer_s", [6.0, 20.0])
 def test_no_round_waits_long_for_a_newcomer_with_a_weak_link(offer_s: float) -> None:
     """Before, all fragments stood still for the whole grace, twice."""
-    cluster = WeakLink(4, offer_s, fragments=4, auto=AutoPeriod(), late=True)
+    cluster = WeakLink(4, offer_s, fragments=4, auto=AutoPeriod(), late=WEAK)
     cluster.oracle.counts = False
     usual = cluster.rounds(100) / 5
     cluster.start(WEAK)
@@ -178,4 +178,19 @@ def test_no_round_waits_long_for_a_newcomer_with_a_weak_link(offer_s: float) -> 
     least = min(cluster.rounds(20) for _ in range(5))
     assert cluster.learners[WEAK].engine.state.joined
     assert least >= 0.6 * usual
+    assert cluster.settle()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_newcomer_that_seals_waits_for_no_weak_link(seed: int) -> None:
+    """Before, it waited for a learner whose offers no former sealer awaited. All found its own
+    rounds so long that it soon declined to seal."""
+    newcomer = "learner-4"
+    cluster = WeakLink(6, 6.0, seed=seed, fragments=6, auto=AutoPeriod(), late=newcomer)
+    cluster.oracle.counts = False
+    usual = cluster.rounds(100) / 5
+    cluster.start(newcomer)
+    assert min(cluster.rounds(20) for _ in range(3)) >= 0.75 * usual
+    roster = cluster.learners[newcomer].engine.state.roster
+    assert roster.me in {roster.sealer(p) for p in range(6)}
     assert cluster.settle()

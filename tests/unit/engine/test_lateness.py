@@ -137,6 +137,32 @@ def test_after_one_answer_in_time_a_learner_is_a_newcomer_no_more() -> None:
     assert lateness.wake_at(200.0, LIMIT_S) == NEVER
 
 
+def test_a_sealer_knows_from_the_seals_of_the_former_one_who_is_late() -> None:
+    lateness = Lateness()
+    for _ in range(LATE_ANSWERS):
+        assert late(lateness) == frozenset()
+        lateness.followed([A], "b", ALL)
+    assert late(lateness) == {B}
+    lateness.followed([A, B], "", ALL)
+    assert late(lateness) == {B}
+    lateness.followed([A, B], "", ALL)
+    assert late(lateness) == frozenset()
+
+
+def test_a_sealer_knows_from_the_seals_of_the_former_one_who_is_no_newcomer() -> None:
+    lateness = Lateness()
+    lateness.followed([A], "b", ALL)
+    lateness.called(0.0, ALL)
+    assert lateness.late(100.0, LIMIT_S) == {B, C, D}
+
+
+def test_in_the_seals_of_another_sealer_those_that_are_gone_are_forgotten() -> None:
+    lateness = after(4.0, 4.0)
+    lateness.followed([A], "", [A, C])
+    lateness.called(600.0, [B])
+    assert late(lateness) == frozenset()
+
+
 def test_a_learner_that_was_gone_is_a_newcomer_again() -> None:
     lateness = after(3.0)
     lateness.sealed(110.0, "", [A, C], LIMIT_S)
@@ -153,16 +179,25 @@ def test_an_answer_is_late_if_the_round_takes_twice_as_long_and_longer_than_its_
 ) -> None:
     delays = Delays()
     delays.quorum_took(quorum)
-    assert limit_s(delays, step, period) == float("inf")
+    assert limit_s(delays, NEVER, step, period) == NEVER
     delays.sync_took(sync)
     longest = max(quorum + sync, LATE_STEPS * step, LATE_S, period)
-    assert limit_s(delays, step, period) == quorum + longest
+    assert limit_s(delays, NEVER, step, period) == quorum + longest
 
 
-events = st.lists(
-    st.tuples(st.sampled_from(["call", "come", "seal", "void"]), st.sampled_from([0.5, 2.0, 4.0])),
-    max_size=40,
-)
+@given(seconds, seconds, seconds)
+def test_before_its_first_round_a_sealer_goes_by_the_rounds_of_the_others(
+    usual: float, step: float, period: float
+) -> None:
+    delays = Delays()
+    longest = max(usual, LATE_STEPS * step, LATE_S, period)
+    assert limit_s(delays, usual, step, period) == usual + longest
+    delays.quorum_took(50.0)
+    assert limit_s(delays, usual, step, period) == usual + longest
+
+
+KINDS = ["call", "come", "seal", "void", "member", "absent"]
+events = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from([0.5, 2.0, 4.0])), max_size=40)
 
 
 @given(events)
@@ -180,6 +215,10 @@ def test_it_judges_as_its_slow_twin_does(happened: list[tuple[str, float]]) -> N
                 lateness.sealed(now, "b", ALL, LIMIT_S)
             case "void":
                 lateness.void()
+            case "member":
+                lateness.followed([A, B], "c", ALL)
+            case "absent":
+                lateness.followed([A, C], "b", ALL)
         assert (B in lateness.late(now, LIMIT_S)) is reference.is_late(told, LIMIT_S, LATE_ANSWERS)
 
 
@@ -217,4 +256,4 @@ def test_one_round_that_took_long_excuses_nobody() -> None:
     for quorum in (600.0, 1.0, 1.0):
         delays.quorum_took(quorum)
         delays.sync_took(1.0)
-    assert limit_s(delays, 0.0, 0.0) == 1.0 + 2.0
+    assert limit_s(delays, NEVER, 0.0, 0.0) == 1.0 + 2.0

@@ -852,6 +852,23 @@ def test_a_learner_that_always_offers_late_is_called_and_not_waited_for() -> Non
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
 
+def test_a_new_sealer_does_not_wait_for_those_that_were_late_before() -> None:
+    """Before, each sealer waited for the whole grace in two rounds, and a newcomer could be taken
+    for one with a weak link."""
+    engine = sealer(PEER, THIRD, quorum=2, grace_s=100.0)
+    for n in (1, 2):
+        members = [offer_of(peer, n).entry for peer in (PEER, FOURTH)]
+        seal = replace(seal_of(engine.lineage, *members), absent=(ME.name, THIRD.name))
+        engine.receive(seal)
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+        engine.apply()
+    assert engine.engine.state.rounds[0].lateness.late(engine.now, 0.0) == {THIRD}
+    engine.offer()
+    admit(engine, replace(offer_of(PEER, 3), key=engine.lineage.key, follows=2))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
 def test_a_learner_that_never_answers_is_waited_for_in_two_rounds() -> None:
     engine = sealer(PEER, THIRD, quorum=2, grace_s=10.0)
     a_round_with_late(engine, 1, 0)

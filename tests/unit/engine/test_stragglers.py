@@ -6,6 +6,7 @@ import pytest
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.mode import Mode
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
@@ -53,6 +54,47 @@ def test_an_answer_is_late_after_a_fixed_period(auto: AutoPeriod | None, late_s:
     round.delays.quorum_took(0.5)
     round.delays.sync_took(0.5)
     assert watch.late_after_s(round) == late_s
+
+
+def tell(watch: Stragglers, name: str, latency: int, step_s: float) -> None:
+    """A peer says how many of its steps its rounds take, and how long one takes."""
+    peer = PeerId(name, 1)
+    beat = Beat(peer=peer, address="", count=1, latency=latency, seconds_per_step=step_s)
+    watch.state.roster.meet(0.0, peer, f"{name}:1")
+    watch.state.roster.hear(0.0, beat)
+
+
+@pytest.mark.parametrize(
+    ("told", "late_s"),
+    [
+        ([], NEVER),
+        ([(0, 1.0)], NEVER),
+        ([(5, 2.0)], 10.0 + 10.0),
+        ([(5, 2.0), (0, 1.0)], NEVER),
+        ([(5, 2.0), (1, 1.0), (0, 1.0)], 10.0 + 10.0),
+        ([(5, 2.0), (2, 2.0), (4, 2.0)], 8.0 + 8.0),
+    ],
+)
+def test_before_its_first_round_a_sealer_asks_how_long_those_of_most_others_take(
+    told: list[tuple[int, float]], late_s: float
+) -> None:
+    watch = watching()
+    watch.state.policies = replace(watch.state.policies, auto=AutoPeriod())
+    for name, (latency, step_s) in zip("abc", told, strict=False):
+        tell(watch, name, latency, step_s)
+    round = Round(0)
+    assert watch.late_after_s(round) == late_s
+    round.delays.quorum_took(1.0)
+    assert watch.late_after_s(round) == late_s
+    round.delays.sync_took(1.0)
+    assert watch.late_after_s(round) < 10.0
+
+
+def test_what_a_peer_said_that_may_be_gone_is_nothing_to_go_by() -> None:
+    watch = watching()
+    tell(watch, "a", 5, 2.0)
+    watch.state.roster.link(0.0, PeerId("a", 1), False)
+    assert watch.late_after_s(Round(0)) == NEVER
 
 
 def test_what_a_step_takes_is_the_median_of_the_last_nine() -> None:

@@ -34,6 +34,8 @@ LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
 MOMENTS = MomentSchedule(first=1, second=1)
 WHOLE = Ways()
 TIMING = Timing(beat_s=0.2, evict_after_s=5.0)
+#: Of learners that must be the same again, however busy the machine is: nobody is left out.
+PATIENT = replace(TIMING, evict_after_s=60.0, round_timeout_s=60.0)
 
 
 def meet(cast: Cast, store: str, timeout_s: float) -> None:
@@ -149,7 +151,7 @@ def train_beside(
     settings: dict[str, Any] = {
         **LOCKSTEP,
         "moments": MOMENTS,
-        "timing": TIMING,
+        "timing": PATIENT,
         **options,
     }
     optimizer = MendOptimizer(

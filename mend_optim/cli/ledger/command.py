@@ -67,11 +67,13 @@ def _read(path: Path) -> list[str]:
 def _check_page(path: Path) -> None:
     """Raise `UsageError` if the page would take the place of another file. `--html *.jsonl` names
     a ledger."""
+    if not path.is_file():
+        return  # to read a pipe would be to wait for its writer
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             begin = file.read(len(PAGE_BEGIN))
     except OSError:
-        return  # there is none, or `_write` tells
+        return  # `_write` tells
     require(
         begin in ("", PAGE_BEGIN),
         "--html",
@@ -82,9 +84,16 @@ def _check_page(path: Path) -> None:
 
 
 def _write(path: Path, page: str) -> None:
+    """Write the page in one go: on a full disk, the one that is there stays."""
+    is_file = path.is_file() or not path.exists()  # not a terminal or a pipe
+    draft = path.with_name(f"{path.name}.new") if is_file else path
     try:
-        path.write_text(page, encoding="utf-8")
+        draft.write_text(page, encoding="utf-8")
+        if is_file:
+            draft.replace(path)
     except OSError as error:
+        if is_file:
+            draft.unlink(missing_ok=True)
         raise UsageError(
             f"--html must be a file that you may write, got {str(path)!r}: {error.strerror}"
         ) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mend_optim.cli.command import COMMANDS, main
+from mend_optim.cli.ledger.page import PAGE_BEGIN
 from mend_optim.cli.wording import bytes_of, clock_of, count_of, moment_of, seconds_of
 from tests.support.ledgers import Ledgers
 
@@ -106,6 +107,40 @@ def test_a_ledger_is_not_overwritten_by_the_page(
     capsys.readouterr()
 
 
+FULL_DISK = """
+import resource, sys
+from mend_optim.cli.command import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no greatest size there")
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path) -> None:
+    files = written(example(), tmp_path)
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-c", FULL_DISK, "ledger", *files, "--html", str(page)]
+    for before in (None, "a page"):
+        if before:
+            page.write_text(f"{PAGE_BEGIN}{before}")
+        there = sorted(tmp_path.iterdir())
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 2
+        assert "--html must be a file that you may write" in ended.stderr
+        assert sorted(tmp_path.iterdir()) == there
+        assert before is None or page.read_text().endswith(before)
+
+
+def test_the_page_may_go_where_no_file_is(tmp_path: Path) -> None:
+    if not Path("/dev/stdout").exists():
+        pytest.skip("there is no /dev/stdout")
+    command = [sys.executable, "-m", "mend_optim", "ledger", *written(example(), tmp_path)]
+    command += ["--html", "/dev/stdout"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(PAGE_BEGIN)
+
+
 def test_a_file_without_lines_has_a_story(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +200,7 @@ def test_every_command_has_help_and_none_of_it_loads_torch() -> None:
     code = """
 import sys
 from mend_optim.cli.command import COMMANDS, main
+from mend_optim.cli.ledger.page import PAGE_BEGIN
 for words in ["--help"], *([name, "--help"] for name in COMMANDS):
     try:
         main(words)

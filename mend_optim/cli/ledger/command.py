@@ -56,7 +56,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _read(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        # An editor may have put a mark before the first line.
+        return path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     except OSError as error:
         raise UsageError(
             f"FILE must be a ledger that you may read, got {str(path)!r}: {error.strerror}; give"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import subprocess
@@ -139,6 +140,19 @@ def test_the_page_may_go_where_no_file_is(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0
     assert ended.stdout.startswith(PAGE_BEGIN)
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As some editors write it."""
+    files = written(example(), tmp_path)
+    assert main(["ledger", *files]) == 0
+    told = capsys.readouterr().out
+    for file in files:
+        Path(file).write_bytes(codecs.BOM_UTF8 + Path(file).read_bytes())
+    assert main(["ledger", *files]) == 0
+    assert capsys.readouterr().out == told
 
 
 def test_a_file_without_lines_has_a_story(

@@ -214,6 +214,29 @@ def test_a_signal_ends_all(number: signal.Signals) -> None:
     assert f"{number.name}: the learners are told to end" in err
 
 
+#: It has a worker, as of a `DataLoader`, and ends once it got a signal.
+TAKES_NOTES = """
+sleep 1000 & worker=$!
+trap 'heard=yes' USR1 USR2
+echo ready
+until test "$heard"; do sleep 0.05; done
+sleep 0.05
+kill -0 $worker && echo its worker lives
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_of_the_script_is_passed_on_and_the_run_goes_on(number: signal.Signals) -> None:
+    """Before, it ended the command, and the learners trained on."""
+    options = ("-n", "2", "--restarts", "0")
+    with started(*options, "--", "sh", "-c", TAKES_NOTES) as process:
+        until(process, "ready", 2)
+        process.send_signal(number)
+        status, out, err = ended(process)
+    assert (status, out.count("its worker lives")) == (0, 2)
+    assert f"{number.name}: passed on to the learners" in err
+
+
 def test_a_signal_more_at_the_end_leaves_no_secret_behind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

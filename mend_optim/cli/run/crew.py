@@ -205,6 +205,13 @@ class Crew:
             elif member.phase is Phase.RUNNING:
                 yield Pass(index, number)
 
+    def noted(self, number: int) -> Iterator[Action]:
+        """The command got a signal that means something to the script alone: it is passed on."""
+        yield Say(f"{_signal_name(number)}: passed on to the learners")
+        for index, member in enumerate(self._members):
+            if member.phase is Phase.RUNNING:
+                yield Pass(index, number)
+
     def _kill(self, why: str) -> Iterator[Action]:
         self._kill_at = None
         left = [i for i, m in enumerate(self._members) if m.phase is Phase.RUNNING]

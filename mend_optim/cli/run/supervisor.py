@@ -29,6 +29,8 @@ STOPS = tuple(
     for name in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)
 )
+#: Signals with a meaning of the script's own, as "save a checkpoint", which the learners get.
+NOTES = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 NAME = "mend"
 #: Lines of a learner that can be shown once more.
 LAST_LINES = 10
@@ -124,6 +126,8 @@ class Supervisor:
         for number in waiting.recv(4096):
             if number in STOPS:
                 self._do(self._crew.told(number, time.monotonic()))
+            elif number in NOTES:
+                self._do(self._crew.noted(number))
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -235,13 +239,13 @@ class Supervisor:
             self._close(pipe, to, told, index)
 
     def _send(self, index: int, number: int) -> None:
-        """Send a signal: SIGTERM to the learner itself, the others to its workers, too, as a
-        terminal does."""
+        """Send a signal: SIGTERM and those of the script to the learner itself, the others to its
+        workers, too, as a terminal does."""
         child = self._running.get(index)
         if child is None:
             return
         with suppress(ProcessLookupError, PermissionError):
-            if number == signal.SIGTERM:
+            if number == signal.SIGTERM or number in NOTES:
                 os.kill(child.pid, number)
             else:
                 os.killpg(child.pid, number)
@@ -270,9 +274,10 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
 @contextmanager
 def heard_signals() -> Iterator[socket.socket]:
     """A socket from which the numbers of the signals that arrive can be read."""
-    # `nohup` lets a process ignore SIGHUP, so that it outlives its terminal.
-    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    ours = [*(each for each in STOPS if not (is_kept and each == signal.SIGHUP)), signal.SIGCHLD]
+    # `nohup` lets a process ignore SIGHUP, so that it outlives its terminal. A shell lets what it
+    # starts with `&` ignore Ctrl-C, too, but then nothing could end all learners.
+    mute = [each for each in (signal.SIGHUP, *NOTES) if signal.getsignal(each) is signal.SIG_IGN]
+    ours = [each for each in (*STOPS, *NOTES, signal.SIGCHLD) if each not in mute]
     reading, writing = socket.socketpair()
     with reading, writing:
         for end in (reading, writing):

@@ -174,6 +174,17 @@ def test_the_first_signal_is_passed_on_and_after_the_grace_who_is_left_is_killed
     assert (crew.is_over, crew.status) == (True, 128 + signal.SIGTERM)
 
 
+def test_a_signal_of_the_script_goes_to_those_that_run_and_stops_nobody() -> None:
+    crew = crew_of("abc")
+    list(crew.ended(0, 1, 1.0))  # pauses
+    for _ in range(2):
+        passed = list(crew.noted(signal.SIGUSR1))
+        assert acts(passed) == [Pass(1, signal.SIGUSR1), Pass(2, signal.SIGUSR1)]
+        assert said(passed) == "SIGUSR1: passed on to the learners"
+    assert not crew.is_stopped
+    assert acts(crew.tick(100.0)) == [Start(0)]
+
+
 def test_the_second_signal_kills() -> None:
     crew = crew_of("a")
     list(crew.told(signal.SIGINT, 1.0))

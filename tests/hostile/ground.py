@@ -24,6 +24,9 @@ STEPS, ROUNDS = 20, 3
 #: The pause of learners between two steps. A shorter one would only take cores from other tests
 #: while an attack waits: no attack needs as many steps.
 PACE_S = 0.02
+#: A learner that is suspected has no vote on whom to believe. On a busy machine one may be silent
+#: for more than half a second.
+TIMING = {"beat_s": 0.5}
 WIDTH = 700
 #: Elements of the model, and the greatest message about it: see `Settings._limit`.
 NUMEL = 17 * WIDTH + (WIDTH + 1) * WIDTH + (WIDTH + 1) * 4
@@ -40,7 +43,8 @@ class Ground:
         special: Mapping[str, Facts] | None = None,
     ) -> None:
         self.supervisor = supervisor
-        self.a, self.b = supervisor.start_all("ab", special, width=WIDTH, pace_s=pace_s)
+        options: Facts = {"width": WIDTH, "pace_s": pace_s, "timing": TIMING}
+        self.a, self.b = supervisor.start_all("ab", special, **options)
         self.go_on(STEPS, ROUNDS)
         report = self.a.report()
         self.genesis = bytes.fromhex(report["genesis"])

@@ -34,8 +34,9 @@ LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
 MOMENTS = MomentSchedule(first=1, second=1)
 WHOLE = Ways()
 TIMING = Timing(beat_s=0.2, evict_after_s=5.0)
-#: Of learners that must be the same again, however busy the machine is: nobody is left out.
-PATIENT = replace(TIMING, evict_after_s=60.0, round_timeout_s=60.0)
+#: Of learners that must be the same again, however busy the machine is: none begins alone, and
+#: none is left out.
+PATIENT = replace(TIMING, join_timeout_s=200.0, evict_after_s=60.0, round_timeout_s=60.0)
 
 
 def meet(cast: Cast, store: str, timeout_s: float) -> None:

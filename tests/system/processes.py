@@ -23,7 +23,7 @@ from tests.support.addresses import free_addresses
 from tests.system import learner
 
 SCRIPT = Path(learner.__file__)
-PATIENCE_S = 40.0  # a wait that takes longer has failed; normal ones take a tenth of this
+PATIENCE_S = 90.0  # a wait that takes longer has failed; normal ones take a twentieth of this
 NEWS = threading.Condition()  # notified at every line of output
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]

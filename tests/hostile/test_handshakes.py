@@ -75,9 +75,15 @@ def test_handshakes_that_never_end_keep_nobody_out_for_long(door: Door, said: by
         for one in open_ones:
             with suppress(OSError):
                 one.sendall(said)
-        door.goes_on()
-        taken = open_files(door.a) - files
+        taken = 0
+        for _ in range(100):  # they are given up soon: on a busy machine, while both go on
+            taken = max(taken, open_files(door.a) - files)
+            if taken > CALLERS / 2:
+                break
+            door.a.await_steps(1)
         assert CALLERS / 2 < taken <= CALLERS
+        door.goes_on()
+        assert open_files(door.a) - files <= CALLERS
         c = door.newcomer("silent" if not said else "begun")
         c.await_rounds(2)
         door.goes_on()

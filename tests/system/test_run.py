@@ -351,7 +351,7 @@ def test_a_reader_that_comes_late_gets_all() -> None:
     assert out.split()[2::3] == [str(i) for i in range(1, 10001)]
 
 
-# Leaves its group, and writes without end.
+# Leaves its group, and writes without end: the first lines before its parent ends.
 DAEMON = """
 import os
 ready, left = os.pipe()
@@ -359,6 +359,7 @@ if os.fork():
     os.read(ready, 1)
     os._exit(0)
 os.setsid()
+os.write(1, b"line\\n" * 1000)
 os.write(left, b"x")
 while True:
     os.write(1, b"line\\n" * 1000)

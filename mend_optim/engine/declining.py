@@ -126,11 +126,13 @@ class Declining:
         return self._declined is not before
 
     def _is_behind(self, now: float) -> bool:
-        """Whether it has fetched whole anchors for long, or since it joined."""
+        """Whether it has fetched whole anchors for long, or since it joined, or fetches the seals
+        after them."""
         state, timing = self.state, self.state.policies.timing
-        lacking = [p for p, wanted in state.wants.items() if wanted.catches_up]
+        fetched = [p for p, wanted in state.wants.items() if wanted.catches_up]
         # All may ask an insider for an anchor that nobody has, and would leave it to seal alone.
-        if not any(state.mode.lacks_model or self._most_have_more(p) for p in lacking):
+        fetches = any(state.mode.lacks_model or self._most_have_more(p) for p in fetched)
+        if not (fetches or self._fetches_on()):
             self._fetches_since = None
         elif state.mode.lacks_model:
             self._fetches_since = float("-inf")
@@ -139,10 +141,19 @@ class Declining:
         since = self._fetches_since
         return since is not None and now - since >= timing.suspect_after_s
 
-    def _most_have_more(self, p: int) -> bool:
-        """Whether most of the others show a greater anchor of a fragment than this learner has."""
+    def _fetches_on(self) -> bool:
+        """Whether it lacks more than one seal of a fragment after the whole anchors that came."""
+        if self._fetches_since is None or self.state.mode.lacks_model:
+            return False
+        return any(self._most_have_more(f.fragment, rounds=2) for f in self.state.fragments)
+
+    def _most_have_more(self, p: int, rounds: int = 1) -> bool:
+        """Whether most of the others show a greater anchor of a fragment than this learner has, of
+        at least so many rounds more."""
         own = self.state.fragments[p].lineage.key
-        ahead = [key > own for _, key in self.state.shown(p)]
+        ahead = [
+            key > own and key.version >= own.version + rounds for _, key in self.state.shown(p)
+        ]
         return 2 * sum(ahead) > len(ahead)
 
     def _seal_again(self, why: str) -> None:

@@ -439,8 +439,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "behind-by-the-word-of-one",
-        "any(state.mode.lacks_model or self._most_have_more(p) for p in lacking)",
-        "lacking",
+        "any(state.mode.lacks_model or self._most_have_more(p) for p in fetched)",
+        "bool(fetched)",
         tests=LACKING,
     ),
     mutant(
@@ -473,6 +473,19 @@ DECLINING_MUTANTS = (
         "who-has-joined-seals-at-once",
         '            self._fetches_since = float("-inf")\n',
         "            self._fetches_since = now\n",
+        tests=LACKING,
+    ),
+    mutant(
+        "seals-after-an-anchor-are-nothing",
+        "if not (fetches or self._fetches_on()):",
+        "if not fetches:",
+        tests=LACKING,
+    ),
+    mutant("behind-by-one-seal", "rounds=2", "rounds=1", tests=LACKING),
+    mutant(
+        "behind-without-a-whole-anchor",
+        "if self._fetches_since is None or self.state.mode.lacks_model:",
+        "if self.state.mode.lacks_model:",
         tests=LACKING,
     ),
     mutant("behind-at-once", "now - since >= timing.suspect_after_s", "True", tests=LACKING),

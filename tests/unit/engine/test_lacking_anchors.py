@@ -103,6 +103,10 @@ def test_one_that_has_joined_declines_until_it_has_caught_up() -> None:
     review(engine.now)
     assert state.roster.declines_to_seal(ME)
     state.wants.clear()
+    review(engine.now)
+    assert state.roster.declines_to_seal(ME)  # the seals since the whole anchor are to come
+    engine.beat(PEER, grown(BASE))
+    state.wants.clear()
     assert review(engine.now)
     assert not state.roster.declines_to_seal(ME)
 

@@ -610,19 +610,22 @@ def first_hop(zones: dict[str, str], me: str, to: str, fragment: int) -> str:
     return sealers(fragment + 1, inside)[fragment]
 
 
-def chain_of_seals(shown: Sequence[Sequence[int]], jumps: set[int], most: int) -> list[int]:
+def chain_of_seals(
+    shown: Sequence[Sequence[int]], jumps: set[int], costs: Sequence[float], few: int, most: int
+) -> list[int]:
     """The places of the seals that a sealer keeps once it has made `len(shown)` of them. The seal
     at place i leads from anchor i to anchor i + 1; with it, peers showed the anchors `shown[i]`.
     The chain begins anew before each place in `jumps`. A seal stays while each newer one came when
-    some peer had an anchor before the one that it leads to."""
+    some peer had an anchor before the one that it leads to, and while it and the newer ones are at
+    most `few`, or at most `most` and no dearer than a whole anchor."""
     made = len(shown)
     start = max([0, *(j for j in jumps if j < made)])
-    kept = [
+    lacked = [
         i
         for i in range(start, made)
         if all(any(place <= i for place in shown[later]) for later in range(i + 1, made))
     ]
-    return kept[-most:]
+    return [i for i in lacked if made - i <= few or (made - i <= most and sum(costs[i:made]) <= 1)]
 
 
 def whole_offers(

@@ -132,6 +132,7 @@ class Adopter:
     def take_seal(self, now: float, seal: Seal) -> None:
         """A seal arrived, or was made here: advance by it, if it is on our anchor."""
         self.passages.passed(now, seal.sender, Way.FROM, seal.fragment)
+        self.pulling.seal_by_seal.came(seal.fragment)
         state, fragment = self.state, self.state.fragments[seal.fragment]
         is_new = seal.key > fragment.lineage.key and state.mode.may_adopt
         if not is_new:
@@ -212,6 +213,7 @@ class Adopter:
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
         self.passages.passed(now, anchor.peer, Way.FROM, anchor.fragment)
+        self.pulling.seal_by_seal.came(anchor.fragment)
         self.pulling.sources.came(now, anchor.fragment, anchor.peer)
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         if state.switch:

@@ -204,7 +204,7 @@ class Engine:
         """Bytes of a bulky message of a fragment arrived from a peer. It is alive, and the anchor
         or the seal that we expect from it is still coming, or comes after that message."""
         self.state.roster.touch(now, id)
-        self.pulling.heard(now, id)
+        self.pulling.heard(now, id, p)
         self.offers.heard(now, id, p)
 
     def refused(self, now: float, address: str, reason: str) -> None:

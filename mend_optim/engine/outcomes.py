@@ -102,7 +102,7 @@ class Outcomes:
         if self.state.switch:
             self.adoption.finish_switch()
         else:
-            news = fragment.take_deferred()
+            news = fragment.take_deferred() or self.adoption.pulling.seal_by_seal.next(fragment)
             if news:
                 self.adoption.take(now, news)
         self.answers.answer(p)
@@ -198,7 +198,9 @@ class Outcomes:
             self.sealer.advanced(now, seal, state.records[-1])
             state.moved(p)
             self.healing.sealed(fragment, seal, done)
+            self.adoption.pulling.seal_by_seal.took(seal)
         self.go_on(now, p)
+        self.adoption.ask_on(now, seal.sender)
 
     def _gain(self, p: int, gain: float | None) -> float | None:
         """The gain of a correction. Buffers don't follow an anchor all the way, whatever the gain;

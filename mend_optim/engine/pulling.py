@@ -23,6 +23,7 @@ from mend_optim.engine.majority import Majority
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.seal_by_seal import SealBySeal
 from mend_optim.engine.sources import Sources
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.wanted import Wanted
@@ -45,6 +46,7 @@ class Pulling:
         self.majority = majority
         self.passages = passages
         self.sources = Sources(state, majority)
+        self.seal_by_seal = SealBySeal(state)
         #: The peers that have handed over whole anchors where only a seal was to be had.
         self._seal_less = Claims()
 
@@ -66,7 +68,8 @@ class Pulling:
             return
         if fragment.is_about_to_move:
             return
-        is_believed = self.majority.believes(fragment, key, peer)
+        believes = self.majority.believes
+        is_believed = believes(fragment, key, peer)
         if not is_believed and not self._seals(fragment, peer, key):
             return
         since = fragment.seen_behind(now)
@@ -77,7 +80,11 @@ class Pulling:
         holder = self._holder(fragment, key, peer)
         if not holder and now - since < state.policies.timing.suspect_after_s:
             return
-        self.want(now, fragment, holder or peer, key, seal_only=not is_believed)
+        asked, key = self.seal_by_seal.rather_than(now, fragment, holder or peer, key)
+        if asked is None or self.seal_by_seal.is_coming(now, fragment.fragment, asked):
+            return
+        is_believed = is_believed if asked == peer else believes(fragment, key, asked)
+        self.want(now, fragment, asked, key, seal_only=not is_believed)
 
     def _holder(self, fragment: Progress, key: Key, peer: PeerId) -> PeerId | None:
         """The learner to ask for the anchor that a peer shows: the former sealer, if its last seal
@@ -123,6 +130,8 @@ class Pulling:
         if self.state.is_me(sealer):
             return
         is_believed = self.majority.believes(fragment, seal.key, sealer)
+        if self.state.roster.may_seal(fragment.fragment, sealer):
+            self.seal_by_seal.keep(seal)
         if is_believed or self._seals(fragment, sealer, seal.key):
             self.want(now, fragment, sealer, seal.key, seal_only=not is_believed)
 
@@ -152,7 +161,8 @@ class Pulling:
         """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack. If
         it is believed, and more than a round ahead, it comes sooner as a whole."""
         state, p = self.state, fragment.fragment
-        whole = whole or (not seal_only and key.version > fragment.lineage.version + 1)
+        if key.version > fragment.lineage.version + 1 and not seal_only:
+            whole = whole or self.seal_by_seal.source(fragment, key) != peer
         doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
         if p in state.wants or doubted:
             return
@@ -234,8 +244,10 @@ class Pulling:
             other.overtaken = None
             self.state.wants[p] = other
 
-    def heard(self, now: float, peer: PeerId) -> None:
-        """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
+    def heard(self, now: float, peer: PeerId, p: int) -> None:
+        """Bytes of fragment `p` arrived from a peer, so the anchors that we want of it are still
+        coming."""
+        self.seal_by_seal.heard(now, peer, p)
         for wanted in self._asked():
             if wanted.peer == peer:
                 self._prolong(now, wanted)

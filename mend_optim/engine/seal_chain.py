@@ -5,18 +5,43 @@ anchor that the one before it led to.
 
 A peer that missed two seals would have to take our anchor whole, and may not take our word for it:
 see `engine/majority.py`. A seal on its own anchor it can check. So it gets one seal after the
-other. A seal is as large as what was merged. So only the last few are kept, and with each new one
-those are let go that all live peers have gone past."""
+other, and if they are compressed, they are fewer bytes (`engine/seal_by_seal.py`). A seal is as
+large as what was merged. So only the last few are kept: no more bytes than the weights of the
+anchor have, but `SEALS` in any case. With each new one those are let go that all live peers have
+gone past."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Seal
+from mend_optim.protocol.messages import Seal, nbytes
 
-#: Seals of a fragment that are kept at most.
+#: Seals of a fragment that are kept, however large they are.
 SEALS = 3
+#: Seals of a fragment that are kept at most, however small they are. A learner takes an outer step
+#: for each.
+MOST_SEALS = 16
+#: Bytes of a weight in an anchor.
+WEIGHT_BYTES = 4
+
+
+def cost(seal: Seal) -> float:
+    """Return the bytes of a seal over those of the weights of its anchor; 0 if it has none."""
+    weights = max((packet.numel for packet in seal.sections.values()), default=0)
+    return nbytes(seal.sections) / (WEIGHT_BYTES * weights) if weights else 0.0
+
+
+def newest(seals: Sequence[Seal]) -> list[Seal]:
+    """Return those of a chain that are kept for their number and size: a whole anchor would be
+    fewer bytes than more of them."""
+    count, total = 0, 0.0
+    for seal in reversed(seals[-MOST_SEALS:]):
+        total += cost(seal)
+        if total > 1 and count >= SEALS:
+            break
+        count += 1
+    return list(seals[len(seals) - count :])
 
 
 class SealChain:
@@ -39,7 +64,7 @@ class SealChain:
         if self.last and self.last.key.digest != seal.base:
             self._seals.clear()
         least = min(shown, default=seal.key)
-        self._seals = [*(kept for kept in self._seals if kept.key > least), seal][-SEALS:]
+        self._seals = newest([*(kept for kept in self._seals if kept.key > least), seal])
 
     def let_go(self, shown: Collection[Key]) -> None:
         """Keep only what leads on from these anchors."""

@@ -278,7 +278,7 @@ class Sealer:
         tell_refused(state, p, round.outsized, told={offer.peer for offer in job.offers})
         self.stragglers.sealed(round)
         round.sealed(now)
-        state.seals[p].add(seal, [key for _, key in state.shown(p)])
+        state.seals[p].add(seal, list(state.had(p)))
         for peer in sorted(set(round.inbox) - {state.me}):
             state.emit(Send(peer, seal, EXCHANGE))
         self.adoption.take_seal(now, seal)

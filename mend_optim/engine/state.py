@@ -25,7 +25,7 @@ from mend_optim.engine.wanted import Wanted
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
 from mend_optim.membership.stops import Stops
-from mend_optim.protocol.lineage import Key, Lineage, PeerId, begun, content_digest
+from mend_optim.protocol.lineage import NOWHERE, Key, Lineage, PeerId, begun, content_digest
 from mend_optim.protocol.messages import (
     JOINT_MOMENTS,
     NO_JOINT,
@@ -450,6 +450,13 @@ class EngineState:
         for beat in self.live_beats():
             if beat.genesis == self.genesis and p < len(beat.reports):
                 yield beat.peer, beat.reports[p].key
+
+    def had(self, p: int) -> Iterator[Key]:
+        """The anchors of fragment `p` that live peers have, as far as we know. A newcomer with
+        other first weights may be about to have any of our anchors."""
+        for beat in self.live_beats():
+            ours = beat.genesis == self.genesis and p < len(beat.reports)
+            yield beat.reports[p].key if ours else NOWHERE
 
     @property
     def position(self) -> int:

@@ -14,6 +14,9 @@ from torch.optim import SGD
 
 from mend_optim import Int8, MendOptimizer, PowerSGD
 from mend_optim.codecs.registry import CODECS, Codec, codec_name
+from mend_optim.engine.seal_chain import MOST_SEALS
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import NOWHERE
 from tests.support.checkpoints import load, newcomer, progress, save
 from tests.support.learners import LOCKSTEP, cluster, parameters, together
 
@@ -214,11 +217,14 @@ def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
 @pytest.mark.parametrize(
     "told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str
 )
+@pytest.mark.parametrize(("steps", "how"), [(3, "all_present"), (MOST_SEALS + 2, "pulled")])
 def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(
-    told: Codec,
+    told: Codec, steps: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint holds nothing unmerged, but it holds what the codec had lost. The process that
-    saved it went on."""
+    saved it went on. What it has done since comes by seals, or in a whole anchor."""
+    # As if a newcomer were about to join: the sealer keeps its last seals.
+    monkeypatch.setattr(EngineState, "had", lambda *_: [NOWHERE])
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
     with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (
         old,
@@ -237,11 +243,11 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
         train(0, 3)
         saved = save(old)
         assert held_back(old).any()
-        train(3, 6)
+        train(3, 3 + steps)
         old.close()
         with closing(newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP)) as again:
             load(again, saved)
-            assert again.join().rounds[-1].reason == "pulled"
+            assert again.join().rounds[-1].reason == how
             assert not held_back(again).any()
             assert not returned(again).any()
 

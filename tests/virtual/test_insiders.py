@@ -71,7 +71,7 @@ BETWEEN_NEIGHBOURS = Infiltrated(
     says_goodbye=True,
 )
 RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)
-WITHOUT_MEASURE = Infiltrated(13, 3, 1, ("huge", "offer", "seal"), loss=0.0)
+WITHOUT_MEASURE = Infiltrated(20, 3, 1, ("huge", "offer", "seal"), loss=0.0)
 #: Its hellos leave honest learners with rosters by which they choose different sealers.
 IN_TWO_ROSTERS = Infiltrated(
     9277,

@@ -110,7 +110,7 @@ def test_a_weak_link_seals_for_nobody(auto: AutoPeriod | None) -> None:
     calm, weak = WeakLink(4, 0.0, **options), WeakLink(4, 6.0, **options)
     for cluster in (calm, weak):
         cluster.oracle.counts = False
-        cluster.run(100)
+        cluster.run(150)
     roster = weak.learners[WEAK].engine.state.roster
     assert roster.declines_to_seal(roster.me)
     honest = [x for c in (calm, weak) for x in c.learners.values() if (c, x.name) != (weak, WEAK)]

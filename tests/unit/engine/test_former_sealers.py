@@ -106,6 +106,22 @@ def test_the_former_sealer_is_asked_before_others_that_show_its_anchor() -> None
     assert all_show(engine, {**others, former: anchor}) == [former]
 
 
+@pytest.mark.parametrize("offered", [True, False])
+def test_the_former_sealer_is_asked_before_the_present_one_that_has_its_anchor(
+    offered: bool,
+) -> None:
+    """The present one has a stream with this learner, and would be asked for seals of its own."""
+    engine, former = replaced_with_our_offer() if offered else replaced()
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer
+    for peer in (former, sealer):
+        engine.engine.linked(engine.now, peer, True)
+    anchor = grown(engine.lineage)
+    all_show(engine, {sealer: anchor})
+    engine.engine.state.wants.clear()
+    assert all_show(engine, {former: anchor, sealer: anchor}) == [former]
+
+
 @pytest.mark.parametrize("why", ["a round more", "doubted", "gone"])
 def test_others_are_asked_where_the_former_sealer_has_no_seal_to_give(why: str) -> None:
     engine, former = replaced_with_our_offer()

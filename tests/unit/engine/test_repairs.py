@@ -284,7 +284,7 @@ def test_rounds_wait_for_a_limited_time_however_many_bytes_come() -> None:
         engine.tick(1.0)
         for peer in PEERS[:2]:
             attest(engine, peer, TRUE)
-        engine.engine.pulling.heard(engine.now, to)
+        engine.engine.pulling.heard(engine.now, to, 0)
         mending.append(engine.engine.adoption.repairs.is_mending(0))
     assert mending.count(True) == pytest.approx(limit_s, abs=2)
     assert not mending[-1]

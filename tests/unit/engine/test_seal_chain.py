@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mend_optim.engine.effects import Advance, Inspect
-from mend_optim.engine.seal_chain import SEALS, SealChain
+from mend_optim.engine.seal_chain import MOST_SEALS, SEALS, SealChain, cost
 from mend_optim.protocol.lineage import Lineage
-from mend_optim.protocol.messages import Seal, Want
+from mend_optim.protocol.messages import Goodbye, Packet, Seal, Want
 from tests.reference import chain_of_seals
-from tests.support.engines import BASE, ME, PEER, THIRD, DrivenEngine, grown, offer_of, seal_of
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    grown,
+    offer_of,
+    seal_of,
+)
 
 
 def lineages(count: int) -> list[Lineage]:
@@ -27,27 +37,73 @@ def seals_on(anchors: list[Lineage]) -> list[Seal]:
     return [seal_of(anchor, sealer=ME) for anchor in anchors[:-1]]
 
 
-ANCHORS = lineages(9)
+MANY = MOST_SEALS + 6
+ANCHORS = lineages(MANY)
 MADE = seals_on(ANCHORS)
+WEIGHTS = 16
+
+
+def of_bytes(seal: Seal, size: int, weights: int = WEIGHTS) -> Seal:
+    """The seal with so many bytes of a merged delta."""
+    packet = Packet("packed", weights, memoryview(bytes(size)))
+    return replace(seal, sections={"merged": packet})
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=9),
-    st.sets(st.integers(1, 8)),
+    st.lists(st.lists(st.integers(0, MANY), max_size=4), min_size=1, max_size=MANY),
+    st.sets(st.integers(1, MANY), max_size=3),
+    st.lists(st.sampled_from([0, 1, 8, 16, 32, 64]), min_size=MANY, max_size=MANY),
 )
-def test_it_is_what_peers_lack_and_is_never_long(shown: list[list[int]], jumps: set[int]) -> None:
+@example([[0]] * MANY, set(), [0] * MANY)
+@example([[0]] * MANY, set(), [8] * MANY)
+@example([[0]] * MANY, set(), [64] * MANY)
+def test_it_is_what_peers_lack_and_is_never_long(
+    shown: list[list[int]], jumps: set[int], sizes: list[int]
+) -> None:
     """`shown`: with each seal, the places of the anchors that peers have. `jumps`: the seals before
-    which our anchor came another way, so that they are the first of a new chain."""
+    which our anchor came another way, so that they are the first of a new chain. `sizes`: the
+    bytes of each seal."""
     chain = SealChain()
+    made = [of_bytes(seal, size) for seal, size in zip(MADE, sizes, strict=True)]
+    costs = [size / (4 * WEIGHTS) for size in sizes]
     for i, places in enumerate(shown):
         if i in jumps:
             chain.moved(replace(ANCHORS[i], tokens=77).key)
-        chain.add(MADE[i], [ANCHORS[place].key for place in places])
-        expected = chain_of_seals(shown[: i + 1], jumps, SEALS)
+        chain.add(made[i], [ANCHORS[place].key for place in places])
+        expected = chain_of_seals(shown[: i + 1], jumps, costs, SEALS, MOST_SEALS)
         own = ANCHORS[i + 1].key
-        kept = [j for j in range(i + 1) if chain.on(ANCHORS[j].digest, own) is MADE[j]]
+        kept = [j for j in range(i + 1) if chain.on(ANCHORS[j].digest, own) is made[j]]
         assert kept == expected
-        assert chain.last is MADE[i]
+        assert chain.last is made[i]
+
+
+def test_the_cost_of_a_seal_is_its_size_over_that_of_the_weights() -> None:
+    """One with moments, or with the deltas of several members, has no more weights."""
+    assert cost(of_bytes(MADE[0], 16)) == 0.25
+    (packet,) = of_bytes(MADE[0], 16).sections.values()
+    several = replace(MADE[0], sections={"0": packet, "1": packet, "moment.exp_avg": packet})
+    assert cost(several) == 0.75
+    assert cost(of_bytes(MADE[0], 0, 0)) == cost(MADE[0]) == 0.0
+
+
+def test_a_newcomer_may_be_about_to_have_any_anchor() -> None:
+    """One with other first weights has none of ours yet. It gets the seals after the one that
+    comes to it."""
+    engine = DrivenEngine(quorum=2, residual_in_weights=False)
+    for peer in (PEER, THIRD):
+        engine.beat(peer)
+    chain = engine.engine.state.seals[0]
+    sealed(engine, seq=1, follows=0)
+    first = engine.lineage
+    engine.beat(FOURTH, Lineage.fresh(b"another"), genesis=b"another")
+    for seq in (2, 3):
+        engine.beat(PEER, engine.lineage)
+        sealed(engine, seq, follows=seq - 1)
+    assert chain.on(first.digest, engine.lineage.key)
+    engine.receive(Goodbye(FOURTH))
+    engine.beat(PEER, engine.lineage)
+    sealed(engine, seq=4, follows=3)
+    assert chain.on(first.digest, engine.lineage.key) is None
 
 
 def test_seals_that_do_not_lead_to_our_anchor_are_let_go() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 
 from mend_optim.engine.effects import Install
 from mend_optim.engine.majority import Majority
 from mend_optim.engine.model_parts import MEETING_BEATS
+from mend_optim.engine.seal_chain import MOST_SEALS
 from mend_optim.engine.sources import at_once
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Goodbye, Want
@@ -30,6 +32,12 @@ from tests.support.engines import (
     state_of,
 )
 
+
+def after(seals: int, base: Lineage = BASE) -> Lineage:
+    """The anchor that so many seals lead to."""
+    return reduce(lambda anchor, _: grown(anchor), range(seals), base)
+
+
 #: The fragments of the model: so few that no two of them come from one peer at a time.
 PARTS = 7
 #: For how long a learner waits for an anchor of which nothing comes.
@@ -41,8 +49,8 @@ def other(version: int = 5) -> Lineage:
     return Lineage(tokens=10**6 + version, version=version, digest=b"d%d" % version, genesis=OTHER)
 
 
-#: An anchor of this learner's model, more than a seal away from its own.
-OURS = grown(grown(grown(BASE)))
+#: An anchor of this learner's model, more seals away from its own than anybody keeps.
+OURS = after(MOST_SEALS + 1)
 MODELS = pytest.mark.parametrize("anchor", [other(), OURS], ids=["another model", "ours"])
 
 
@@ -472,7 +480,7 @@ def test_what_a_seal_brings_waits_for_the_next_beat() -> None:
     engine = newcomer()
     show(engine, PEER, OURS)
     assert asked(engine) == {0: PEER}
-    come(engine, grown(grown(BASE)), 0, PEER)
+    come(engine, after(MOST_SEALS), 0, PEER)
     assert asked(engine) == {1: PEER}
 
 
@@ -520,7 +528,7 @@ def test_nobody_waits_for_a_neighbour_with_less_work_in_more_rounds() -> None:
     asked(engine)
     lesser = replace(OURS, tokens=OURS.tokens - 1, version=OURS.version + 9)
     show(engine, PEER, lesser, zone=HERE)
-    show(engine, THIRD, grown(grown(grown(OURS))), zone=THERE)
+    show(engine, THIRD, after(MOST_SEALS + 1, OURS), zone=THERE)
     assert asked(engine) == {0: THIRD}
 
 

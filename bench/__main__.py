@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.cluster import (
     afar,
+    behind,
     buffers,
     convergence,
     crowd,
@@ -85,6 +86,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "wire": wire.run,
     "zones": zones.run,
     "weak": weak.run,
+    "behind": behind.run,
     "newcomer": newcomer.run,
     "torchft": faults.run,
 }
@@ -99,6 +101,7 @@ ABSENT = {
     "wire": namespaces.absent,
     "zones": namespaces.absent,
     "weak": namespaces.absent,
+    "behind": namespaces.absent,
     "newcomer": namespaces.absent,
     "hostile": hostile.absent,
     "torchft": faults.absent,

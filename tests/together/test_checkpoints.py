@@ -4,6 +4,7 @@ and refusals."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
 from typing import Any
@@ -25,7 +26,21 @@ from mend_optim import (
 )
 from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
 from tests.support.depth import DEEP
-from tests.support.learners import cluster, descent, drive, parameters, read, same, until, wave
+from tests.support.learners import (
+    TIMING,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    read,
+    same,
+    until,
+    wave,
+)
+
+#: A learner that a busy machine has kept waiting must not be suspected: rounds would go on without
+#: it.
+PATIENT = replace(TIMING, beat_s=1.0)
 
 #: So many steps that each fragment has one of its own.
 DIVIDED = {"sync_every": 4, "adopt_after": 0}
@@ -73,7 +88,7 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
 def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]]]:
     """60 steps: weights, anchors and state of both learners."""
     make, options = CASES[case]
-    with cluster(make(), make(), **{"sync_every": 7, **options}) as made:
+    with cluster(make(), make(), **{"sync_every": 7, "timing": PATIENT, **options}) as made:
         drive(made, 60, wave)
         return outcome(made)
 
@@ -90,7 +105,7 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
     the rest. Weights, anchors and state agree."""
     make, options = CASES[case]
     # The last round is adopted at step 60 at the latest.
-    options = {"sync_every": 7, **options}
+    options = {"sync_every": 7, "timing": PATIENT, **options}
     with cluster(make(), make(), **options) as first:
         drive(first, at, wave)
         saved = [save(o) for o in first]

@@ -274,7 +274,9 @@ class Supervisor:
         self, names: str, special: Mapping[str, Facts] | None = None, **options: Any
     ) -> list[Learner]:
         """Start learners that all listen and know each other's addresses; seeds count up from 0.
-        `special`: options of single learners."""
+        On a busy machine one may come long after the others, which wait for it. `special`: options
+        of single learners."""
+        options["timing"] = {"join_timeout_s": PATIENCE_S, **options.get("timing", {})}
         addresses = free_addresses(len(names))
         own = [
             {"seed": i, "listen": a, "peers": [b for b in addresses if b != a]}

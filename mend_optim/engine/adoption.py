@@ -1,7 +1,7 @@
 """Law 4 at work: anchors form a max-register. This module compares lineages, pulls greater
 anchors, and takes seals and whole anchors.
 
-    same genesis, greater anchor     pull it: a seal if one is all we lack, else the whole anchor
+    same genesis, greater anchor     pull it: by seals if they are fewer bytes, else as a whole
     other genesis, greater model     take all of it, in one piece
     alone, and ours is the greater   found an anchor from our weights, so that the others find it
 

@@ -28,8 +28,8 @@ class Answers:
         self.answer(want.fragment)
 
     def answer(self, p: int) -> None:
-        """Answer the wants for fragment `p`, once its anchor stands still: by a seal if that is all
-        the peer lacks, else by the whole anchor."""
+        """Answer the wants for fragment `p`, once its anchor stands still: by the seal on the
+        peer's anchor if it is at hand, else by our whole anchor."""
         state, fragment = self.state, self.state.fragments[p]
         asked = [want for want in state.unanswered if want.fragment == p]
         if not asked or not state.mode.may_adopt or fragment.is_moving:

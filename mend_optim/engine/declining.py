@@ -12,8 +12,8 @@ fragments: see `sealers.py`. It tries again later, and after each time that it f
 as long.
 
 A learner that joins, or that fetches another model, declines, too, and so does one that is so far
-behind most others that it fetches whole anchors (`membership/own_place.py`). It has none yet to
-seal on, and may need minutes until it has them.
+behind most others that it fetches whole anchors, and then the seals after them
+(`membership/own_place.py`). It has none yet to seal on, and may need minutes until it has them.
 
 A minority that lies can make no learner decline. One that answers a sealer late, but not so late
 that the sealer waits for it no more, makes that sealer's rounds long for all. So at most half of

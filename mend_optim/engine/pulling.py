@@ -5,7 +5,8 @@
                 └── it does not come ──▶ its peer is doubted, and another one asked
 
 One peer at a time is asked for a fragment. Where several have the anchors, each sends its share
-(`sources.py`).
+(`sources.py`). Where the seals that are lacking are fewer bytes, the sealer is asked for one after
+the other (`seal_by_seal.py`).
 
 A sealer whose anchor is not believed is asked for seals alone. If it has none on our anchor, it
 hands over its whole one, which is held. That is no failure: the peer is asked for no seals for a
@@ -158,8 +159,9 @@ class Pulling:
         seal_only: bool = False,
         mends: bool = False,
     ) -> None:
-        """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack. If
-        it is believed, and more than a round ahead, it comes sooner as a whole."""
+        """Ask a peer for the anchor that it shows: `whole`, or for the seal on ours. If it is
+        believed, and more than a round ahead, it comes sooner as a whole, unless the seals on the
+        way to it are fewer bytes."""
         state, p = self.state, fragment.fragment
         if key.version > fragment.lineage.version + 1 and not seal_only:
             whole = whole or self.seal_by_seal.source(fragment, key) != peer

@@ -11,7 +11,7 @@ class OwnPlace:
 
     #: Its link is weak. `Declining` alone writes it, and the next ones but `lacks_model`.
     is_weak: bool = False
-    #: It is so far behind that it fetches whole anchors.
+    #: It is so far behind that it fetches whole anchors, or the seals after them.
     is_behind: bool = False
     #: It joins, or fetches another model: it has no anchors yet. `EngineState` writes this.
     lacks_model: bool = False

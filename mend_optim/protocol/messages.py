@@ -283,8 +283,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Ask for the newest anchor of a fragment. The answer is a state, or a seal where one
-    suffices."""
+    """Ask for the newest anchor of a fragment. The answer is a state, or the seal on the
+    sender's anchor."""
 
     #: The sender.
     peer: PeerId

@@ -15,7 +15,7 @@ from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.engine.turns import Turns
-from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.broadcasts import FANOUT
 from mend_optim.membership.zones import are_neighbours, first_hop
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import NO_JOINT, Beat, Call, Message, Offer, Report, nbytes

@@ -22,11 +22,11 @@ known by hearsay gives its place up first.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from mend_optim.membership.broadcasts import FANOUT, Broadcasts, audience
 from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.own_place import OwnPlace
@@ -41,12 +41,6 @@ from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 
 LIMITS = Limits()
-#: Peers that one beat is sent to at most.
-FANOUT = 16
-#: Beats of this learner in which a peer may show no news of it before it is deaf. In a big roster,
-#: where not every beat goes to everyone, up to twice as many. Silence makes a suspect after half as
-#: long.
-DEAF = 6
 #: Beats after a peer was met in which those that this learner has not heard yet hold up rounds.
 PHANTOMS = 5
 #: Processes turned away that one beat passes on: the newest.
@@ -93,10 +87,7 @@ class Roster:
         self.closed = False
         #: When this learner first heard of others; None before. Its incarnation began no later.
         self._since: float | None = None
-        #: The counts of this learner's last beats to all, ascending; of a burst, the first alone.
-        self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
-        #: The end of the present burst.
-        self._next_broadcast_at = float("-inf")
+        self._broadcasts = Broadcasts()
 
     def __iter__(self) -> Iterator[Peer]:
         """Iterate over all peers, in the order in which they came. Don't add or remove peers
@@ -139,7 +130,7 @@ class Roster:
             self._graves.open(id.name)
             count = count if incarnation == id.incarnation else 0
             known = self._add(now, id, address, count)
-        known.greets(now, self._broadcasts[-1], now + self.timing.evict_after_s)
+        known.greets(now, self._broadcasts.newest, now + self.timing.evict_after_s)
         known.address = address
         return known
 
@@ -183,19 +174,14 @@ class Roster:
             peer.heard_at = now
             peer.silent = False
             counts = [rumor.count for rumor in beat.roster if rumor.peer == self.me]
-            peer.learns(max(counts, default=0), self._broadcasts[-1])
-            patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)
-            missed = sum(count > peer.learned_at for count in self._broadcasts)
-            peer.deaf = missed >= patience and now >= (peer.answers_by or now)
+            peer.learns(max(counts, default=0), self._broadcasts.newest)
+            hears_nothing = self._broadcasts.makes_deaf(peer.learned_at, self.size)
+            peer.deaf = hears_nothing and now >= (peer.answers_by or now)
         return peer
 
     def broadcast(self, now: float, count: int) -> None:
-        """Take note that this learner sends beat number `count` to all. Of beats that follow one
-        another at once, as at a start of many learners, the first counts: no peer can have heard of
-        all of them."""
-        if now >= self._next_broadcast_at:
-            self._next_broadcast_at = now + self.timing.beat_s
-            self._broadcasts.append(count)
+        """Take note that this learner sends beat number `count` to all."""
+        self._broadcasts.sent(now, count, self.timing.beat_s)
         self._graves.broadcast()
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[Rumor]:
@@ -274,7 +260,7 @@ class Roster:
             count=count,
             met_at=now,
             heard_at=now,
-            knows=self._broadcasts[-1],
+            knows=self._broadcasts.newest,
             linked=id in self._streams and not lost,
             lost=lost,
         )
@@ -456,10 +442,7 @@ class Roster:
         of `FANOUT`, which moves on with every beat. Phantoms take no place in it, or the others
         would hear of this learner too rarely."""
         everyone = sorted(p.id for p in self if self.size <= FANOUT or not p.is_hearsay)
-        if len(everyone) <= FANOUT:
-            return everyone
-        start = count * FANOUT % len(everyone)
-        return (everyone + everyone)[start : start + FANOUT]
+        return audience(everyone, count)
 
 
 def _rumor_of(peer: Peer, hops: int) -> Rumor:

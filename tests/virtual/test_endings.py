@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.broadcasts import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from tests.support.depth import DEEP, many
 from tests.virtual.cluster import Cluster

@@ -25,7 +25,7 @@ from mend_optim.engine.round import Phase
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
-from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.broadcasts import FANOUT
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat
 from tests import reference

@@ -13,7 +13,7 @@ from mend_optim.engine.round import Phase
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import TRIAL
 from mend_optim.engine.waiting import UNRESOLVED
-from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.broadcasts import FANOUT
 from mend_optim.membership.stops import Stops
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Offer, Seal, Want

@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
+from mend_optim.membership.broadcasts import DEAF, FANOUT
 from mend_optim.membership.graves import GOODBYES, GRAVES, LEFT, TOLD
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.resumed import RESUMED_S
-from mend_optim.membership.roster import (
-    AWAY,
-    DEAF,
-    FANOUT,
-    PHANTOMS,
-    Roster,
-)
+from mend_optim.membership.roster import AWAY, PHANTOMS, Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.membership.turned_away import TURNED_AWAY
 from mend_optim.protocol.handshake import Life, Namesake

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.broadcasts import FANOUT
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Content, Report, Rumor
 from mend_optim.transport.wire import encode_control

@@ -16,7 +16,7 @@ from mend_optim.engine.attestations import Attestations
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.majority import Majority, models
+from mend_optim.engine.majority import Majority, OwnModel
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.progress import Progress
@@ -54,7 +54,7 @@ class Adopter:
             return  # there is no anchor that could be fetched
         self.attestations.heard(beat)
         same = beat.genesis == state.genesis
-        theirs, ours = models(state, beat)
+        theirs, ours = OwnModel(state).beside(beat)
         self.switching.check(beat, theirs <= ours)
         # A peer with steps behind it is no newcomer, even before it has joined: it goes on where a
         # checkpoint stood.
@@ -111,8 +111,9 @@ class Adopter:
             if state.switch:
                 state.emit(yield_event(other.peer, "model"))
             return
+        trained = self.majority.trained()
         for fragment in state.fragments:
-            p, beat = fragment.fragment, self.majority.gives_way(fragment)
+            p, beat = fragment.fragment, self.majority.gives_way(fragment, trained)
             if beat and p not in state.wants and not state.claims.doubts(beat.peer):
                 key = beat.reports[p].key
                 self.pulling.want(now, fragment, beat.peer, key, whole=True, gives_way=True)

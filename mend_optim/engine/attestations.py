@@ -104,7 +104,7 @@ class Attestations:
 
     def _most_have(self, p: int, content: Content, we_have: bool) -> bool:
         """Whether more than half of all learners attest this, or have it themselves."""
-        learners = 1 + sum(1 for _ in self.majority.voters(p))
+        learners = 1 + len(self.majority.voters(p))
         return 2 * (len(self._with(p, content)) + we_have) > learners
 
     def _tell(self, peer: PeerId, told: _Told, p: int) -> None:

@@ -35,7 +35,7 @@ class Beats:
         """A beat of this moment, with a number of its own."""
         state = self.state
         self._count += 1
-        reports = map(self._report, state.fragments, state.groups)
+        reports = map(self._report, state.fragments, state.groups, state.sealers())
         return Beat(
             peer=state.me,
             address=state.roster.address,
@@ -62,9 +62,8 @@ class Beats:
             rests=state.resting,
         )
 
-    def _report(self, fragment: Progress, group: bytes) -> Report:
+    def _report(self, fragment: Progress, group: bytes, sealer: PeerId | None) -> Report:
         state, p = self.state, fragment.fragment
-        sealer = state.sealer(p)
         return Report(
             state.key(fragment),
             self._held(p, sealer),

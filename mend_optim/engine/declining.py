@@ -188,7 +188,8 @@ class Declining:
 
     def _is_weak_for_long(self, now: float) -> bool:
         state, roster, timing = self.state, self.state.roster, self.state.policies.timing
-        own = frozenset(p for p in range(len(state.fragments)) if roster.sealer(p) == state.me)
+        sealers = roster.sealers(len(state.fragments))
+        own = frozenset(p for p, sealer in enumerate(sealers) if sealer == state.me)
         period = 0 if state.policies.auto else state.schedule.sync_every
         round_s = weak_s(own, self._told(), self._look_at_sizes(), period)
         if round_s is None or state.resting or not self._may_decline():
@@ -207,7 +208,8 @@ class Declining:
         anchor, and one of the two would be given up."""
         state = self.state
         training = {beat.peer for beat in state.live_beats() if beat.training}
-        own = [f for f in state.fragments if state.roster.sealer(f.fragment) == state.me]
+        sealers = state.roster.sealers(len(state.fragments))
+        own = [f for f in state.fragments if sealers[f.fragment] == state.me]
         return not any(
             state.rounds[f.fragment].phase is Phase.MERGING
             or f.is_moving

@@ -337,7 +337,7 @@ class Engine:
         self.adoption.compare(now, beat)
         for fragment, report in zip(state.fragments, beat.reports, strict=False):
             self.offers.reported(now, fragment, beat, report, was_unknown)
-            self.sealer.poll(now, fragment.fragment)
+        self.sealer.poll_all(now)
         self._check_joined(now)
         self._review_end(now)
 
@@ -381,7 +381,7 @@ class Engine:
     def _poll_all(self, now: float) -> None:
         for fragment in self.state.fragments:
             self.offers.resend(now, fragment)
-            self.sealer.poll(now, fragment.fragment)
+        self.sealer.poll_all(now)
 
     def _check_joined(self, now: float) -> None:
         if self.joining.check_joined(now):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mend_optim.engine.majority import models
+from mend_optim.engine.majority import OwnModel
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import ModelKey, PeerId
@@ -57,7 +57,7 @@ class FirstWeights:
 
     def _key(self, beat: Beat) -> ModelKey:
         """By what this learner compares that model with its own."""
-        theirs, _ = models(self.state, beat)
+        theirs, _ = OwnModel(self.state).beside(beat)
         return theirs
 
     def _is_complete(self) -> bool:

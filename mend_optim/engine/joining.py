@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
-from mend_optim.engine.majority import models
+from mend_optim.engine.majority import Camps, OwnModel
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.pauses import Pauses
 from mend_optim.engine.presence import Presence
@@ -213,7 +214,7 @@ class Joining:
             return False
         is_met = any(beat.genesis == state.genesis for beat in beats)
         state.change(Change.JOINED if is_met else Change.JOINED_ALONE)
-        unsent = [] if is_met else sorted(b.peer.name for b in beats if self._is_outdone(b))
+        unsent = [] if is_met else sorted(beat.peer.name for beat in self._ahead(beats))
         self._first_shown.clear()
         self._tell_joined(any(beat.genesis for beat in beats), unsent)
         return True
@@ -237,8 +238,9 @@ class Joining:
         # One that comes back after a while may be far ahead.
         here = {beat.peer for beat in beats}
         self._first_shown = {peer: b for peer, b in self._first_shown.items() if peer in here}
-        outdone = [beat for beat in beats if self._is_outdone(beat)]
-        pausing = {beat.peer for beat in outdone if self._is_pausing(beat, beats)}
+        outdone = self._ahead(beats)
+        sizes = Counter(beat.genesis for beat in beats)
+        pausing = {b.peer for b in outdone if sizes[b.genesis] == 1 and self._is_pausing(b)}
         is_still = state.mode is Mode.JOINING and all(f.is_still for f in state.fragments)
         if not is_still or (outdone and state.wants):
             self.waiting.pausing = pausing.intersection(self.waiting.pausing)
@@ -255,29 +257,32 @@ class Joining:
         join_by = max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))
         return max(join_by, self._pause_by) if self.waiting.pausing else join_by
 
-    def _is_pausing(self, beat: Beat, beats: Sequence[Beat]) -> bool:
-        """Whether a peer's weights are its model's only anchor, and it has taken no step since it
-        was asked for them. It copies them with its next one."""
-        is_lone = sum(other.genesis == beat.genesis for other in beats) == 1
+    def _is_pausing(self, beat: Beat) -> bool:
+        """Whether a lone learner has taken no step since it was asked for its weights, which are
+        its model's only anchor. It copies them with its next one."""
         is_other = beat.training and beat.genesis != self.state.genesis
-        return is_lone and is_other and self._pauses.lasts(beat)
+        return is_other and self._pauses.lasts(beat)
 
-    def _is_outdone(self, beat: Beat) -> bool:
-        """Whether a peer has a greater anchor now, and has had one from the first. A peer that was
-        caught up with may be ahead again by now, and so may another branch: a newcomer that waited
-        to be ahead of all at once might wait for ever."""
-        first = self._first_shown.get(beat.peer, beat)
-        return self._is_outdone_by(beat) and self._is_outdone_by(first)
+    def _ahead(self, beats: Sequence[Beat]) -> list[Beat]:
+        """Those of the peers that have a greater anchor now, and have had one from the first. A
+        peer that was caught up with may be ahead again by now, and so may another branch: a
+        newcomer that waited to be ahead of all at once might wait for ever."""
+        camps, own = self.adoption.majority.camps(), OwnModel(self.state)
+        firsts = [self._first_shown.get(beat.peer, beat) for beat in beats]
+        return [
+            beat
+            for beat, first in zip(beats, firsts, strict=True)
+            if self._is_outdone_by(beat, camps, own) and self._is_outdone_by(first, camps, own)
+        ]
 
-    def _is_outdone_by(self, beat: Beat) -> bool:
+    def _is_outdone_by(self, beat: Beat, camps: Camps, own: OwnModel) -> bool:
         """Whether a beat shows a greater model, or a greater anchor of ours."""
-        state = self.state
-        if beat.genesis == state.genesis:
-            pairs = zip(state.fragments, beat.reports, strict=False)
-            return any(report.key > state.key(fragment) for fragment, report in pairs)
-        if not beat.genesis or not self.adoption.majority.believes_model(beat):
+        if beat.genesis == self.state.genesis:
+            pairs = zip(own.keys, beat.reports, strict=False)
+            return any(report.key > key for key, report in pairs)
+        if not beat.genesis or not self.adoption.majority.believes_model(beat, camps):
             return False
-        theirs, ours = models(state, beat)
+        theirs, ours = own.beside(beat)
         return theirs > ours
 
     def _is_complete(self, beats: Sequence[Beat]) -> bool:

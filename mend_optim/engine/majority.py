@@ -27,8 +27,8 @@ those of a new process. A liar gains nothing: it could have rolled the run back 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mend_optim.engine.progress import Progress
@@ -86,6 +86,19 @@ class Apart:
             self.moves += 1
 
 
+class Camps:
+    """How many learners train each model. Where hundreds join, each has its own."""
+
+    def __init__(self, geneses: Iterable[bytes]) -> None:
+        self._sizes = Counter(geneses)
+        half = sum(self._sizes.values()) / 2
+        #: The model that more than half of them train; None if there is none.
+        self.of_most = next((g for g, size in self._sizes.most_common(1) if size > half), None)
+
+    def __getitem__(self, genesis: bytes) -> int:
+        return self._sizes[genesis]
+
+
 class Majority:
     """Decides which anchors are believed, and to whose this learner yields."""
 
@@ -141,34 +154,30 @@ class Majority:
             return most  # that one comes first
         return None if self.state.is_young or self._is_stuck(fragment.fragment) else most
 
-    def believes_model(self, beat: Beat) -> bool:
-        """Whether the model of another genesis that a beat shows is to be had, if it is greater."""
+    def camps(self) -> Camps:
+        """How many of the peers that have trained train which model."""
+        return Camps(beat.genesis for beat in self.voters(0))
+
+    def believes_model(self, beat: Beat, camps: Camps) -> bool:
+        """Whether the model of another genesis that a beat shows is to be had, if it is greater.
+        `camps`: those that `camps` returns."""
         state = self.state
         if not state.policies.limits.majority or rollbacks(beat.genesis) > rollbacks(state.genesis):
             return True
-        voters = list(self.voters(0))
-        if not any(map(self._same, voters)) and not self._for_another_model(beat, voters):
+        of_others = camps.of_most not in (None, beat.genesis, state.genesis)
+        if not camps[state.genesis] and not of_others:
             return True  # nobody trains ours with us
-        if 2 * self._camp(beat.genesis, voters) > len(voters):
+        if camps.of_most == beat.genesis:
             return True
-        if self._for_another_model(beat, voters):
-            return False
-        return self.state.is_young or self._is_stuck(MODEL)
+        return not of_others and (state.is_young or self._is_stuck(MODEL))
 
-    def _for_another_model(self, beat: Beat, voters: list[Beat]) -> bool:
-        """Whether most voters train one model that is neither ours nor that of this beat."""
-        others = {v.genesis for v in voters} - {beat.genesis, self.state.genesis}
-        return any(2 * self._camp(genesis, voters) > len(voters) for genesis in others)
+    def trained(self) -> list[Beat]:
+        """The last beats of the peers that have trained."""
+        return [beat for beat in self.state.live_beats() if beat.step > 0]
 
-    @staticmethod
-    def _camp(genesis: bytes, voters: list[Beat]) -> int:
-        return sum(voter.genesis == genesis for voter in voters)
-
-    def voters(self, p: int) -> Iterator[Beat]:
+    def voters(self, p: int) -> list[Beat]:
         """The last beats of the peers that have trained, and have this fragment."""
-        for beat in self.state.live_beats():
-            if beat.step > 0 and p < len(beat.reports):
-                yield beat
+        return _with(p, self.trained())
 
     def _same(self, beat: Beat) -> bool:
         return beat.genesis == self.state.genesis
@@ -193,12 +202,13 @@ class Majority:
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
-    def gives_way(self, fragment: Progress) -> Beat | None:
-        """A beat that shows the anchor to which this learner yields in a fragment, if it does."""
+    def gives_way(self, fragment: Progress, trained: Sequence[Beat]) -> Beat | None:
+        """A beat that shows the anchor to which this learner yields in a fragment, if it does.
+        `trained`: the beats that `trained` returns."""
         if not self.state.policies.limits.majority:
             return None
         p, own = fragment.fragment, fragment.lineage.key
-        voters = list(self.voters(p))
+        voters = _with(p, trained)
         apart = {
             beat.peer.name: beat.reports[p].key
             for beat in voters
@@ -215,23 +225,25 @@ class Majority:
         state = self.state
         if not state.policies.limits.majority:
             return None
-        voters = list(self.voters(0))
+        voters, camps, own = self.voters(0), self.camps(), OwnModel(state)
         apart = {
-            beat.peer.name: (beat.genesis, beat.reports) for beat in voters if self._is_apart(beat)
+            beat.peer.name: (beat.genesis, beat.reports)
+            for beat in voters
+            if self._is_apart(beat, own)
         }
         ripe = self._ripe(MODEL, apart)
         # A learner that has little to lose does not count itself.
-        ours = self._camp(state.genesis, voters) + (0 if self.state.is_young else 1)
+        ours = camps[state.genesis] + (0 if self.state.is_young else 1)
         for genesis in sorted({beat.genesis for beat in voters if beat.peer.name in ripe}):
             theirs = [b for b in voters if b.genesis == genesis and b.peer.name in ripe]
             if len(theirs) > ours:
                 return max(theirs, key=lambda b: (b.reports[0].key, b.peer))
         return None
 
-    def _is_apart(self, beat: Beat) -> bool:
+    def _is_apart(self, beat: Beat, own: OwnModel) -> bool:
         if self._same(beat):
             return False
-        theirs, ours = models(self.state, beat)
+        theirs, ours = own.beside(beat)
         return theirs < ours and theirs.rollbacks == ours.rollbacks
 
     @staticmethod
@@ -255,10 +267,24 @@ class Majority:
         return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}
 
 
-def models(state: EngineState, beat: Beat) -> tuple[ModelKey, ModelKey]:
-    """Theirs and ours, in the fragments that both have."""
-    shared = min(len(beat.reports), len(state.fragments))
-    keys = (report.key for report in beat.reports[:shared])
-    own_keys = map(state.key, state.fragments[:shared])
-    ours = model_key(own_keys, state.genesis, state.begun)
-    return model_key(keys, beat.genesis, beat.begun), ours
+def _with(p: int, beats: Sequence[Beat]) -> list[Beat]:
+    """Those of the learners that have this fragment."""
+    return [beat for beat in beats if p < len(beat.reports)]
+
+
+class OwnModel:
+    """This learner's model at one moment, beside which those of many others are looked at."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.keys = [state.key(fragment) for fragment in state.fragments]
+        self._genesis, self._begun = state.genesis, state.begun
+        #: By how many fragments are looked at.
+        self._places: dict[int, ModelKey] = {}
+
+    def beside(self, beat: Beat) -> tuple[ModelKey, ModelKey]:
+        """Theirs and ours, in the fragments that both have."""
+        shared = min(len(beat.reports), len(self.keys))
+        if shared not in self._places:
+            self._places[shared] = model_key(self.keys[:shared], self._genesis, self._begun)
+        keys = (report.key for report in beat.reports[:shared])
+        return model_key(keys, beat.genesis, beat.begun), self._places[shared]

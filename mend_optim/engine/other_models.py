@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from mend_optim.engine.ledger import Event, RoundRecord, describe, given_up
-from mend_optim.engine.majority import GETS_ON, MODEL, Apart, models
+from mend_optim.engine.majority import GETS_ON, MODEL, Apart, OwnModel
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat
@@ -106,7 +106,7 @@ class OtherModels:
 
     def _is_any_greater(self, peers: Set[PeerId]) -> bool:
         beats = (beat for beat in self.state.live_beats() if beat.peer in peers)
-        return any(theirs > ours for theirs, ours in (models(self.state, beat) for beat in beats))
+        return any(theirs > ours for theirs, ours in map(OwnModel(self.state).beside, beats))
 
 
 def switched_event(peer: PeerId, records: Sequence[RoundRecord]) -> Event | None:

@@ -38,5 +38,6 @@ class PeriodChoice:
         # Buffers are few beside the parameters.
         parts = [f.fragment for f in state.fragments if not state.is_buffers(f.fragment)]
         up = max(nbytes(offer.sections) for offer in job.offers)
-        sealers = {p: state.sealer(p) for p in parts}
+        by_fragment = state.sealers()
+        sealers = {p: by_fragment[p] for p in parts}
         return self.volumes.of_busiest(sealers, len(job.offers), up + nbytes(done.sections))

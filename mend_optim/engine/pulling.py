@@ -93,7 +93,7 @@ class Pulling:
         If we have none, or the present sealer holds it, its seal is another one."""
         state, p, own, pending = self.state, fragment.fragment, fragment.lineage, fragment.pending
         former = state.former_sealers.that_may_have_sealed(p, own.digest)
-        shown = dict(state.shown(p)).get(former) if former else None
+        shown = state.shown_by(former, p) if former else None
         if former is None or shown is None or key.version != own.version + 1:
             return peer
         if pending is None or self._is_left_out(pending, p, key):
@@ -201,7 +201,7 @@ class Pulling:
         """Ask for the greater anchor that the peer of a kept one shows by now, if it is believed,
         too. The kept one may be older than the last seals that the peer has: after it, this learner
         would be as far behind as before."""
-        key = dict(self.state.shown(held.fragment)).get(held.peer)
+        key = self.state.shown_by(held.peer, held.fragment)
         if key is None or key.version <= held.lineage.version:
             return False
         if self.state.claims.doubts(held.peer):

@@ -149,10 +149,10 @@ class Relaying:
         """Whether a peer may have merged an offer that has reached it. Where rounds take less time
         than their seals, the peer is always ahead: the first anchor that it shows without the offer
         tells."""
-        own, keys = self.state.fragments[p].lineage.key, dict(self.state.shown(p))
-        if keys.get(passing.to, own) <= own:
+        own, shown = self.state.fragments[p].lineage.key, self.state.shown_by(passing.to, p)
+        if shown is None or shown <= own:
             return False
-        passing.until = passing.until or keys[passing.to]
+        passing.until = passing.until or shown
         return own < passing.until
 
     def _next_hop(self, round: Round, sealer: Peer) -> Peer:

@@ -83,7 +83,7 @@ class SealBySeal:
         sealer = self.source(fragment, key)
         if sealer is None or sealer == peer or (lacking == 1 and self._was_sealer(fragment, peer)):
             return peer, key
-        shown = dict(state.shown(fragment.fragment)).get(sealer)
+        shown = state.shown_by(sealer, fragment.fragment)
         if shown and shown > fragment.lineage.key:
             return sealer, shown
         waits = now - fragment.seen_behind(now) < state.policies.timing.beat_s
@@ -99,12 +99,12 @@ class SealBySeal:
         this key. Where the size of a seal is not known yet, they are: a sealer that does not have
         them any more answers with the whole anchor."""
         state, p, own = self.state, fragment.fragment, fragment.lineage
+        lacking = key.version - own.version
+        if not 1 <= lacking <= MOST_SEALS or lacking * self._cost.get(p, 0.0) > 1:
+            return None
         sealer = state.roster.sealer(p)
         known = state.roster.find(sealer) if sealer else None
         if known is None or not known.linked or state.claims.doubts(known.id):
-            return None
-        lacking = key.version - own.version
-        if not 1 <= lacking <= MOST_SEALS or lacking * self._cost.get(p, 0.0) > 1:
             return None
         return None if self._is_far(fragment, known.id) else known.id
 
@@ -112,6 +112,8 @@ class SealBySeal:
         """Whether a learner of our zone shows more than we have, and the sealer is not of our zone:
         what crosses between zones is dear."""
         roster, own = self.state.roster, fragment.lineage.key
+        if not roster.zone:
+            return False
         shown = self.state.shown(fragment.fragment)
         near = [id for id, key in shown if key > own and are_neighbours(roster, roster.me, id)]
         return bool(near) and sealer not in near

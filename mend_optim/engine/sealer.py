@@ -114,13 +114,21 @@ class Sealer:
 
     # ── gather, plan, apply ───────────────────────────────────────────────────────────────────────
 
+    def poll_all(self, now: float) -> None:
+        """Look at the rounds of all fragments."""
+        for p, sealer in enumerate(self.state.roster.sealers(len(self.state.fragments))):
+            self._look_at(now, p, sealer)
+
     def poll(self, now: float, p: int) -> None:
         """Look at the round of fragment `p`, and do what is to be done about it now."""
+        self._look_at(now, p, self.state.roster.sealer(p))
+
+    def _look_at(self, now: float, p: int, by_roster: PeerId | None) -> None:
         state, fragment, round = self.state, self.state.fragments[p], self.state.rounds[p]
         undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
         if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
-        sealer = self.standoffs.look(now, p)
+        sealer = self.standoffs.look(now, p, by_roster)
         if sealer != state.me or not state.mode.may_seal or fragment.deferred_news:
             self._stand_down(now, round)
             return
@@ -156,13 +164,8 @@ class Sealer:
         this model (in lockstep all live peers), and this one."""
         state = self.state
         lockstep = state.schedule.lockstep
-        peers = [state.roster.find(id) for id in state.roster.alive()]
-        here = [
-            peer.id
-            for peer in peers
-            if peer and peer.heard and peer.has(p) and (lockstep or self._trains(peer))
-        ]
-        return [state.me, *here]
+        here = (peer for peer in state.roster if peer.heard and not peer.suspected and peer.has(p))
+        return [state.me, *sorted(x.id for x in here if lockstep or self._trains(x))]
 
     def _from_afar(self, p: int) -> list[PeerId]:
         """The learners that this one does not reach, and whose offers it merged last. They are far

@@ -39,10 +39,10 @@ class Standoffs:
         #: By fragment, the last beat of its sealer, and whether it shows an offer of its own there.
         self._seen: dict[int, tuple[Beat, bool]] = {}
 
-    def look(self, now: float, p: int) -> PeerId | None:
-        """Time passed, or an offer came. Returns the learner that runs the rounds, as
-        `EngineState.sealer` does."""
-        state, sealer = self.state, self.state.roster.sealer(p)
+    def look(self, now: float, p: int, sealer: PeerId | None) -> PeerId | None:
+        """Time passed, or an offer came. `sealer` is that by the roster. Returns the learner that
+        runs the rounds, as `EngineState.sealer` does."""
+        state = self.state
         state.former_sealers.look(p, sealer, state.fragments[p].lineage.digest)
         if sealer is None or sealer == state.me or self._seals(p, sealer):
             self._end(p)

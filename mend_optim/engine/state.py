@@ -323,7 +323,14 @@ class EngineState:
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this
         learner if it stands in for that one; None if there is none."""
-        sealer = self.roster.sealer(p)
+        return self._or_stand_in(p, self.roster.sealer(p))
+
+    def sealers(self) -> list[PeerId | None]:
+        """The same of each fragment."""
+        by_roster = self.roster.sealers(len(self.fragments))
+        return [self._or_stand_in(p, sealer) for p, sealer in enumerate(by_roster)]
+
+    def _or_stand_in(self, p: int, sealer: PeerId | None) -> PeerId | None:
         stands_in = sealer is not None and self.stands_in.get(p) == sealer
         return self.me if stands_in else sealer
 
@@ -442,14 +449,20 @@ class EngineState:
 
     def live_beats(self) -> Iterator[Beat]:
         """The last beat of every live peer that has sent one."""
-        live = (peer for peer in self.roster.peers.values() if not peer.suspected)
-        return (peer.beat for peer in live if peer.beat)
+        for peer in self.roster.peers.values():
+            if peer.beat and not peer.suspected:
+                yield peer.beat
 
     def shown(self, p: int) -> Iterator[tuple[PeerId, Key]]:
         """The anchors of fragment `p` that live peers with our model show."""
         for beat in self.live_beats():
             if beat.genesis == self.genesis and p < len(beat.reports):
                 yield beat.peer, beat.reports[p].key
+
+    def shown_by(self, id: PeerId, p: int) -> Key | None:
+        """The one of a single peer; None if it shows none."""
+        peer = self.roster.find(id)
+        return peer.shows(self.genesis, p) if peer and not peer.suspected else None
 
     def had(self, p: int) -> Iterator[Key]:
         """The anchors of fragment `p` that live peers have, as far as we know. A newcomer with

@@ -54,7 +54,8 @@ class Switching:
         an anchor of ours moves."""
         if self.state.claims.doubts(beat.peer) or not self.parts.may_fetch(now, beat):
             return
-        if self.majority.believes_model(beat) and self.first_weights.may_fetch(now, beat):
+        is_believed = self.majority.believes_model(beat, self.majority.camps())
+        if is_believed and self.first_weights.may_fetch(now, beat):
             self.fetch(now, beat)
 
     def fetch(self, now: float, beat: Beat, *, gives_way: bool = False) -> None:

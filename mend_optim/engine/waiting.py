@@ -50,12 +50,14 @@ class Waiting:
 
     def tell(self, now: float, join_by: float) -> None:
         """The wait goes on until `join_by` at most."""
+        if now < self._next_at:
+            return
         causes = self.causes()
         open_causes = [why for address, why in causes.items() if not self._failed(address)]
         if now < self._hold_until and (open_causes or not causes):
             return
         what = self.what()
-        if what == self._told or now < self._next_at:
+        if what == self._told:
             return
         self._told = what
         self._next_at = now + self.state.policies.timing.beat_s

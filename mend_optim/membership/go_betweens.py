@@ -47,15 +47,11 @@ class GoBetweens:
         an anchor has its work: those that it does not reach would not choose it either."""
         if all(peer.heard and not peer.far for peer in peers):
             return peers
-        usable = list(self._usable())
-
-        def reached(id: PeerId) -> bool:
-            return any(peer.hops_to(id) for peer in usable)
-
+        reached = self._ways(peer.id for peer in peers if not peer.heard)
         return [
             p
             for p in peers
-            if (p.heard and not p.far) or ((p.heard or reached(p.id)) and self.believes_in(p.id))
+            if (p.heard and not p.far) or ((p.heard or p.id in reached) and self.believes_in(p.id))
         ]
 
     def candidates(self, peers: Sequence[Peer], me: Sequence[PeerId]) -> list[PeerId]:
@@ -74,11 +70,16 @@ class GoBetweens:
     def hops(self, ids: Iterable[PeerId]) -> dict[PeerId, int]:
         """Return the links on the shortest way to each of some learners that this one does not
         reach; of those alone to which a way of at most `MOST_HOPS` is known."""
-        usable, found = list(self._usable()), {}
-        for id in ids:
-            ways = [hops + 1 for peer in usable if (hops := peer.hops_to(id))]
-            if ways and min(ways) <= MOST_HOPS:
-                found[id] = min(ways)
+        return {id: hops for id, hops in self._ways(ids).items() if hops <= MOST_HOPS}
+
+    def _ways(self, ids: Iterable[PeerId]) -> dict[PeerId, int]:
+        """The same of all to which a way is known. Hundreds may know of hundreds that they do not
+        reach, so nothing is asked of each for each."""
+        sought, found = frozenset(ids), dict[PeerId, int]()
+        for peer in self._usable() if sought else ():
+            for id in [*(sought & peer.reaches), *(sought & peer.far.keys())]:
+                hops = 1 + peer.hops_to(id)
+                found[id] = min(found.get(id, hops), hops)
         return found
 
     def choose(

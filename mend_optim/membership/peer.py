@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
 
@@ -157,10 +157,23 @@ class Peer:
         knows none."""
         return 1 if id in self.reaches else self.far.get(id, 0)
 
-    def has(self, fragment: int) -> bool:
-        """Return whether the peer has that fragment, as far as is known. Learners need not add a
+    def shows(self, genesis: bytes, fragment: int) -> Key | None:
+        """Return the anchor of a fragment of this model that its newest beat shows; None if that
+        shows none."""
+        beat = self.beat
+        if beat is None or beat.genesis != genesis or fragment >= len(beat.reports):
+            return None
+        return beat.reports[fragment].key
+
+    @property
+    def fragments(self) -> float:
+        """How many fragments the peer has; infinite if that is not known. Learners need not add a
         parameter group at the same moment."""
-        return self.beat is None or not self.beat.reports or fragment < len(self.beat.reports)
+        return (len(self.beat.reports) if self.beat else 0) or float("inf")
+
+    def has(self, fragment: int) -> bool:
+        """Return whether the peer has that fragment, as far as is known."""
+        return fragment < self.fragments
 
     @property
     def training(self) -> bool:

@@ -32,7 +32,7 @@ from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.own_place import OwnPlace
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.resumed import Resumed
-from mend_optim.membership.sealers import choose
+from mend_optim.membership.sealers import choose, choose_each
 from mend_optim.membership.turned_away import TurnedAway
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
@@ -387,6 +387,15 @@ class Roster:
         and have the fragment: see `sealers`. None if there is none."""
         live = [p for p in self if p.address and not p.suspected and p.has(fragment)]
         return choose(fragment, self._candidates(live), self.declines_to_seal)
+
+    def sealers(self, fragments: int) -> list[PeerId | None]:
+        """Return the sealer of each of the first fragments. For those that all have, it goes
+        through the roster once: each beat is looked at for all fragments, and there may be many of
+        both."""
+        live = [p for p in self if p.address and not p.suspected]
+        shared = int(min([fragments, *(p.fragments for p in live)]))
+        chosen = choose_each(range(shared), self._candidates(live), self.declines_to_seal)
+        return [*chosen, *map(self.sealer, range(shared, fragments))]
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or

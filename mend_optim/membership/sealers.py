@@ -22,7 +22,7 @@ Source of the idea: consistent hashing with bounded loads (arXiv 1608.01350).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from mend_optim.protocol.lineage import PeerId
@@ -36,31 +36,41 @@ def choose(
 ) -> PeerId | None:
     """Return the sealer of a fragment among these, of which no two have the same name. If that one
     declines, choose among the others, and so on, unless all decline. None if there is nobody."""
+    return choose_each((fragment,), candidates, declines)[0]
+
+
+def choose_each(
+    fragments: Sequence[int], candidates: Iterable[PeerId], declines: Callable[[PeerId], bool]
+) -> list[PeerId | None]:
+    """Return the sealer of each of some fragments, as `choose` does."""
     ids = {id.name: id for id in candidates}
     if not ids:
-        return None
-    chosen = ids[sealer_of(fragment, ids)]
-    if declines(chosen) and all(map(declines, ids.values())):
-        return chosen
-    return _next(fragment, ids, declines) if declines(chosen) else chosen
+        return [None for _ in fragments]
+    learners = tuple(ids)
+    names = [_sealer_of(fragment, learners) for fragment in fragments]
+    if any(declines(ids[name]) for name in set(names)):
+        declining = frozenset(name for name, id in ids.items() if declines(id))
+        names = [_next(fragment, learners, declining) for fragment in fragments]
+    return [ids[name] for name in names]
 
 
-def _next(fragment: int, ids: Mapping[str, PeerId], declines: Callable[[PeerId], bool]) -> PeerId:
+@lru_cache(maxsize=128)
+def _next(fragment: int, learners: tuple[str, ...], declining: frozenset[str]) -> str:
     """The first sealer that does not decline: of these, then of those without the first one, and so
-    on. Where hundreds of learners join, nearly all decline for a while, so nothing is hashed anew
-    for each of them."""
-    learners, declining = tuple(ids), set[str]()
+    on; the first one if all decline. Where hundreds of learners join, nearly all decline for a
+    while, so nothing is hashed anew for each of them."""
+    chosen, passed = _sealer_of(fragment, learners), set[str]()
+    if len(declining) == len(learners):
+        return chosen
     first = max(0, fragment + 1 - len(learners))
     ranked = [_ranked(each, learners) for each in range(first, fragment + 1)]
-    while True:
-        left = len(learners) - len(declining)
-        taken, chosen = set(declining), ""
+    while chosen in declining:
+        passed.add(chosen)
+        left, taken = len(learners) - len(passed), set(passed)
         for names in ranked[fragment - fragment % left - first :]:
             chosen = next(name for name in names if name not in taken)
             taken.add(chosen)
-        if not declines(ids[chosen]):
-            return ids[chosen]
-        declining.add(chosen)
+    return chosen
 
 
 @lru_cache(maxsize=256)

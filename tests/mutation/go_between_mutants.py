@@ -49,7 +49,7 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-sealer-is-chosen-from-those-that-are-heard",
         ROOM,
-        "or ((p.heard or reached(p.id)) and self.believes_in(p.id))",
+        "or ((p.heard or p.id in reached) and self.believes_in(p.id))",
         "",
         CHOICE,
     ),
@@ -63,15 +63,15 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "learners-without-work-seal",
         ROOM,
-        "((p.heard or reached(p.id)) and self.believes_in(p.id))",
-        "(p.heard or reached(p.id))",
+        "((p.heard or p.id in reached) and self.believes_in(p.id))",
+        "(p.heard or p.id in reached)",
         CHOICE,
         8,
     ),
     mutant(
         "learners-that-nobody-reaches-seal",
         ROOM,
-        "((p.heard or reached(p.id)) and self.believes_in(p.id))",
+        "((p.heard or p.id in reached) and self.believes_in(p.id))",
         "self.believes_in(p.id)",
         CHOICE,
     ),
@@ -402,15 +402,15 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "ways-of-any-length-are-told",
         ROOM,
-        "if ways and min(ways) <= MOST_HOPS:",
-        "if ways:",
+        "for id, hops in self._ways(ids).items() if hops <= MOST_HOPS}",
+        "for id, hops in self._ways(ids).items()}",
         CHOICE,
     ),
     mutant(
         "any-way-is-told",
         ROOM,
-        "found[id] = min(ways)",
-        "found[id] = max(ways)",
+        "found[id] = min(found.get(id, hops), hops)",
+        "found[id] = max(found.get(id, hops), hops)",
         CHOICE,
     ),
     mutant(
@@ -423,8 +423,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-way-is-no-longer-through-others",
         ROOM,
-        "ways = [hops + 1 for peer",
-        "ways = [hops for peer",
+        "hops = 1 + peer.hops_to(id)",
+        "hops = peer.hops_to(id)",
         CHOICE,
     ),
     mutant(

@@ -83,10 +83,10 @@ MAJORITY_MUTANTS = (
     mutant("half-of-the-voters-are-enough", "[len(shown) // 2]", "[(len(shown) - 1) // 2]"),
     mutant(
         "suspects-vote",
-        "for beat in self.state.live_beats():\n            if beat.step > 0",
-        "for beat in self.state.beats():\n            if beat.step > 0",
+        "for beat in self.state.live_beats() if beat.step > 0",
+        "for beat in self.state.beats() if beat.step > 0",
     ),
-    mutant("the-untrained-vote", "if beat.step > 0 and", "if"),
+    mutant("the-untrained-vote", "live_beats() if beat.step > 0", "live_beats()"),
     mutant("anybody-before-the-majority", "return most  # that one comes first", "pass"),
     mutant(
         "a-trial-for-ever",
@@ -125,7 +125,7 @@ MAJORITY_MUTANTS = (
     mutant("no-patience-at-all", "max(least_s, PAUSES * max(", "max(0.0, PAUSES * max("),
     mutant(
         "any-model-is-believed",
-        "return self.state.is_young or self._is_stuck(MODEL)",
+        "return not of_others and (state.is_young or self._is_stuck(MODEL))",
         "return True",
     ),
     mutant(

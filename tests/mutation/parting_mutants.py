@@ -68,8 +68,8 @@ PARTING_MUTANTS = (
     mutant(
         "a-newcomer-must-be-ahead-of-all-at-once",
         JOINING,
-        "self._is_outdone_by(beat) and self._is_outdone_by(first)",
-        "self._is_outdone_by(beat)",
+        "self._is_outdone_by(beat, camps, own) and self._is_outdone_by(first, camps, own)",
+        "self._is_outdone_by(beat, camps, own)",
         JOIN,
     ),
     mutant(
@@ -89,8 +89,8 @@ PARTING_MUTANTS = (
     mutant(
         "a-newcomer-must-catch-up-with-what-nobody-has",
         JOINING,
-        "self._is_outdone_by(beat) and self._is_outdone_by(first)",
-        "self._is_outdone_by(first)",
+        "self._is_outdone_by(beat, camps, own) and self._is_outdone_by(first, camps, own)",
+        "self._is_outdone_by(first, camps, own)",
         JOIN,
     ),
     mutant(
@@ -124,8 +124,8 @@ PARTING_MUTANTS = (
     mutant(
         "a-learner-that-has-company-is-waited-for",
         JOINING,
-        "return is_lone and ",
-        "return ",
+        "if sizes[b.genesis] == 1 and self._is_pausing(b)",
+        "if self._is_pausing(b)",
         PAUSING,
     ),
     mutant(

@@ -30,11 +30,11 @@ REPAIR_MUTANTS = (
     ),
     mutant(
         "learners-that-attest-nothing-do-not-count",
-        "learners = 1 + sum(1 for _ in self.majority.voters(p))",
+        "learners = 1 + len(self.majority.voters(p))",
         "learners = 1 + len(self._said(p, content.key, self.state.genesis))",
         RULES,
     ),
-    mutant("the-learner-itself-does-not-count", "learners = 1 + sum(", "learners = sum(", RULES),
+    mutant("the-learner-itself-does-not-count", "learners = 1 + len(", "learners = len(", RULES),
     mutant("its-own-word-does-not-confirm", " + we_have) >", ") >", RULES),
     mutant(
         "nothing-is-ever-confirmed", "            held.confirm()\n", "            pass\n", RULES

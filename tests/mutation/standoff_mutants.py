@@ -24,8 +24,8 @@ STANDOFF_MUTANTS = (
     ),
     mutant(
         "nobody-looks-for-standoffs",
-        "sealer = self.standoffs.look(now, p)",
-        "sealer = state.sealer(p)",
+        "sealer = self.standoffs.look(now, p, by_roster)",
+        "sealer = by_roster",
         room="engine/sealer",
     ),
     mutant(

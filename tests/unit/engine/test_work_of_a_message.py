@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from mend_optim.engine.engine import Engine
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.schedule import Schedule
 from mend_optim.membership import roster
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.protocol.peer_limits import OTHERS_LIMIT, Limits
-from tests.support.engines import GENESIS, PEER, DrivenEngine, offer_of
+from tests.support.engines import BASE, GENESIS, ME, PEER, DrivenEngine, offer_of
 
 #: Calls, of Python and of C. A thousand take about a tenth of a millisecond.
 MOST = 30_000
@@ -77,6 +80,55 @@ def full() -> DrivenEngine:
 def test_a_beat_of_megabytes_costs_a_bounded_number_of_calls(message: Beat) -> None:
     engine = full()
     assert calls_of(lambda: engine.receive(message)) < MOST
+
+
+@pytest.mark.parametrize("heard", [255, 128])
+def test_a_beat_among_hundreds_costs_a_bounded_number_of_calls_for_dozens_of_fragments(
+    heard: int,
+) -> None:
+    """Any learner may seal each fragment; of some, all others have only heard. Before, a beat cost
+    as many calls as there are fragments, times the learners, times the latter."""
+    engine, fragments = DrivenEngine(fragments=64, sync_every=64), range(64)
+    everyone = [PeerId(f"peer {n}", 1) for n in range(Limits().learners - 1)]
+    told = tuple(Rumor(id, f"{id.name}:1", 1) for id in everyone[heard:])
+    reports = tuple(Report(BASE.key, ()) for _ in fragments)
+
+    def hear(peer: PeerId) -> None:
+        engine.counts += 1
+        said = replace(beat(engine.counts, told), peer=peer, address=f"{peer.name}:1")
+        engine.receive(replace(said, reports=reports, step=1, training=True))
+
+    for peer in everyone[:heard]:
+        engine.engine.met(engine.now, peer, f"{peer.name}:1")
+        engine.engine.linked(engine.now, peer, True)
+        hear(peer)
+    state = engine.engine.state
+    assert state.roster.size == Limits().learners
+    assert len({*state.roster.sealers(len(fragments))}) == len(fragments)
+    assert calls_of(lambda: hear(everyone[0])) < MOST / 3
+    assert calls_of(engine.engine.beats.make) < MOST / 2
+    assert calls_of(lambda: engine.tick(0.1)) < 3 * MOST  # a few times a second
+
+
+@pytest.mark.parametrize("steps", [0, 3], ids=["no steps", "steps"])
+def test_a_beat_among_hundreds_that_join_costs_a_bounded_number_of_calls(steps: int) -> None:
+    """Each of them has first weights of its own. Before, it was asked of each how many train its
+    model."""
+    engine = Engine(ME, "me:1", ("far away:1",), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    engine.begin(0.0, GENESIS, (b"",))
+    peers = [PeerId(f"peer {n}", 1) for n in range(Limits().learners - 1)]
+
+    def hear(peer: PeerId, count: int) -> None:
+        said = replace(beat(count), peer=peer, genesis=peer.name.encode().ljust(32))
+        engine.receive(0.0, replace(said, step=steps, training=steps > 0))
+
+    for peer in peers:
+        engine.met(0.0, peer, f"{peer.name}:1")
+        engine.linked(0.0, peer, True)
+        hear(peer, 1)
+    assert engine.state.roster.size == Limits().learners
+    assert not engine.state.joined
+    assert calls_of(lambda: hear(peers[0], 2)) < MOST
 
 
 def test_the_offers_that_a_sealer_holds_cost_a_bounded_number_of_calls() -> None:

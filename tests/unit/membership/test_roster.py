@@ -16,12 +16,13 @@ from mend_optim.membership.roster import AWAY, PHANTOMS, Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.membership.turned_away import TURNED_AWAY
 from mend_optim.protocol.handshake import Life, Namesake
-from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
-from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, Key, PeerId
+from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 
 TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
+NO_REPORT = Report(Key(0, 0, b""))
 ME, B = PeerId("a", 1), PeerId("b", 1)
 
 
@@ -934,6 +935,30 @@ def test_the_link_of_one_that_has_yet_to_join_is_not_weak(training: bool, weak: 
     assert known(roster).is_weak is weak
     known(roster).beat, known(roster).rumor = None, replace(rumor("b", 3), declines=True)
     assert known(roster).is_weak  # nobody tells whether it has joined
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 0, 5, 6]),
+            st.booleans(),
+            st.sampled_from(["is live", "is live", "is silent", "cannot be dialled"]),
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    st.integers(0, 8),
+)
+def test_the_sealers_of_all_fragments_are_those_of_each(
+    peers: list[tuple[int, bool, str]], fragments: int
+) -> None:
+    """Also where some have fewer fragments than others."""
+    roster = new()
+    for i, (reports, declines, how) in enumerate(peers):
+        said = beat(f"peer-{i}", 1, reports=reports * (NO_REPORT,), declines=declines)
+        roster.hear(0.0, replace(said, address="") if how == "cannot be dialled" else said)
+        known(roster, f"peer-{i}").silent = how == "is silent"
+    assert roster.sealers(fragments) == [roster.sealer(p) for p in range(fragments)]
 
 
 def test_no_other_fragment_moves_if_a_sealer_declines() -> None:

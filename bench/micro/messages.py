@@ -1,9 +1,11 @@
-"""How long the largest messages of a peer hold up a learner: the engine's part, during which
-`step()` may wait for the mutex, and the decoding before it, on the network loop."""
+"""How long the largest messages of a peer, and beats in a big run, hold up a learner: the engine's
+part, during which `step()` may wait for the mutex, and the decoding before it, on the network
+loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 
 from bench.result import Result, compared, plain
@@ -18,6 +20,8 @@ from mend_optim.transport.wire import decode_control, encode_control
 
 REPEATS = 30
 FRAGMENTS = 8
+#: Of a big run.
+LEARNERS, PARTS = 256, 16
 GENESIS = b"genesis"
 PEER = PeerId("peer", 1)
 LIMIT_MS = 5.0
@@ -57,8 +61,41 @@ def _engine() -> Engine:
     return engine
 
 
+def _beat_of(peer: PeerId, count: int, roster: tuple[Rumor, ...]) -> Beat:
+    reports = (Report(Key(0, 0, b""), ()),) * PARTS
+    beat = replace(_beat(count, roster), peer=peer, address=f"{peer.name}:1", reports=reports)
+    return replace(beat, step=1, training=True)
+
+
+def _in_a_crowd(heard: int) -> list[float]:
+    """The milliseconds that the engine takes for beats of peers, so many of which it has heard. It
+    knows the others by hearsay, and nobody reaches them."""
+    policies = Policies(schedule=Schedule(sync_every=PARTS, fragments=PARTS))
+    engine = Engine(PeerId("me", 1), "me:1", (), policies, 0.0)
+    engine.begin(0.0, GENESIS, (b"",) * PARTS)
+    peers = [PeerId(f"peer {n}", 1) for n in range(LEARNERS - 1)]
+    told = tuple(Rumor(peer, f"{peer.name}:1", 1) for peer in peers[heard:])
+    for peer in peers[:heard]:
+        engine.met(0.0, peer, f"{peer.name}:1")
+        engine.linked(0.0, peer, True)
+        engine.receive(0.0, _beat_of(peer, 1, told))
+    engine.drain(0.0)
+    took_ms = []
+    for peer in peers[:REPEATS]:
+        beat = _beat_of(peer, 2, told)
+        began = perf_counter()
+        engine.receive(1.0, beat)
+        took_ms.append(1e3 * (perf_counter() - began))
+    return took_ms
+
+
 def run() -> Iterator[Result]:
-    """Beats as large as the wire takes them, against the limit of 5 ms."""
+    """Beats as large as the wire takes them, and beats in a big run, against the limit of 5 ms."""
+    for heard in (LEARNERS - 1, LEARNERS // 2):
+        what = f"engine, a beat of one of {LEARNERS - 1} that train, {heard} of which it hears"
+        size = f"{PARTS} fragments"
+        limits = [LIMIT_MS] * REPEATS
+        yield compared("messages", what, "ms", _in_a_crowd(heard), limits, goal="<= 1", notes=size)
     beats = {
         "rumors of newcomers": _beat(3, _rumors(RUMOR_LIMIT, 1000)),
         "goodbyes of all": _beat(3, _rumors(RUMOR_LIMIT, 0, left=True)),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 from mend_optim.membership.broadcasts import FANOUT, Broadcasts, audience
 from mend_optim.membership.go_betweens import GoBetweens
@@ -385,17 +385,20 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
         and have the fragment: see `sealers`. None if there is none."""
-        live = [p for p in self if p.address and not p.suspected and p.has(fragment)]
-        return choose(fragment, self._candidates(live), self.declines_to_seal)
+        return self._chosen(range(fragment, fragment + 1))[0]
 
     def sealers(self, fragments: int) -> list[PeerId | None]:
-        """Return the sealer of each of the first fragments. For those that all have, it goes
-        through the roster once: each beat is looked at for all fragments, and there may be many of
-        both."""
-        live = [p for p in self if p.address and not p.suspected]
-        shared = int(min([fragments, *(p.fragments for p in live)]))
-        chosen = choose_each(range(shared), self._candidates(live), self.declines_to_seal)
-        return [*chosen, *map(self.sealer, range(shared, fragments))]
+        """Return the sealer of each of the first fragments. For those that the same learners have,
+        it goes through the roster once: each beat is looked at for all fragments, and there may be
+        many of both."""
+        ends = sorted({0, fragments, *(int(min(p.fragments, fragments)) for p in self)})
+        spans = [range(first, end) for first, end in pairwise(ends)]
+        return [sealer for span in spans for sealer in self._chosen(span)]
+
+    def _chosen(self, span: range) -> list[PeerId | None]:
+        """The sealers of fragments that the same learners have."""
+        live = [p for p in self if p.address and not p.suspected and p.has(span[0])]
+        return choose_each(span, self._candidates(live), self.declines_to_seal)
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
         """Whether a learner seals a fragment by this roster, or would if it were not suspected, or

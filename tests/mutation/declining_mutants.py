@@ -225,8 +225,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "a-learner-seals-what-it-does-not-have",
-        "shared = int(min([fragments, *(p.fragments for p in live)]))",
-        "shared = fragments",
+        "{0, fragments, *(int(min(p.fragments, fragments)) for p in self)}",
+        "{0, fragments}",
         "membership/roster",
         of("unit/membership/test_roster", "sealers_of_all_fragments"),
     ),

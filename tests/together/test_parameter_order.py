@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,8 +97,11 @@ def test_in_mid_run_another_order_is_refused() -> None:
 
 def test_a_learner_with_the_same_names_in_another_order_is_refused() -> None:
     state, _ = saved(named=False)
-    watch, own = Watch(), inner(named=True)
-    with cluster(own, inner(named=True), started=False, each=[{"on_event": watch}, {}]) as (a, b):
+    watch, pair = Watch(), (inner(named=True), inner(named=True))
+    # The other one has no weights to begin with, and waits for those of somebody who does not
+    # refuse it.
+    each = [{"on_event": watch}, {"timing": replace(TIMING, join_timeout_s=1.0)}]
+    with cluster(*pair, started=False, each=each) as (a, b):
         a.load_state_dict(state)
         together(a.join, b.join)
         event = watch.until("refused")[0]

@@ -121,7 +121,7 @@ def beside_a_swapper(storm: Infiltrated) -> Swapping:
 def test_an_anchor_is_refused_in_which_honest_learners_have_something_else() -> None:
     """M1g: and the learner goes on with the others, once it gets their messages again."""
     refused = 0
-    for storm in swappers(4):
+    for storm in swappers(4)[:: many(2, 1)]:
         cluster = beside_a_swapper(storm)
         told = cluster.refusals()
         refused += sum("something else under its key" in r.reason for r in told)

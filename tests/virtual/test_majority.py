@@ -59,7 +59,7 @@ def impostors(lies: tuple[str, ...]) -> list[Infiltrated]:
 @pytest.mark.parametrize("lies", [(), ("model",)])
 def test_no_single_learner_foists_an_anchor_on_others(lies: tuple[str, ...]) -> None:
     """M1 and M1b: with more tokens than all others, of this model or of another one."""
-    for storm in impostors(lies)[::2]:
+    for storm in impostors(lies)[:: many(4, 1)]:
         cluster = beside_an_impostor(storm)
         assert fooled(cluster) == set(), storm
         assert cluster.seen["foisted"] == 0

@@ -169,6 +169,7 @@ OUTWARD = {
     "mend_optim.cli.ledger.proofs",
     "mend_optim.cli.run.held_ports",
     "mend_optim.cli.run.outlet",
+    "mend_optim.cli.run.run_folder",
     "mend_optim.cli.run.supervisor",
 }
 # Libraries that only these modules and packages may import.

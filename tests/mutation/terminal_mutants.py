@@ -1,4 +1,4 @@
-"""Mutants of the bar of a long wait, and of the ports that `mend run` holds."""
+"""Mutants of the bar of a long wait, and of the ports and the folder that `mend run` holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.mutation.mutant_list import Mutant, of
 
 BAR, BARS = "runtime/wait_bar", of("unit/runtime/test_wait_bar")
 PORTS, HELD = "cli/run/held_ports", of("unit/cli/test_held_ports")
+FOLDER, KEPT = "cli/run/run_folder", of("unit/cli/test_run_folder")
 
 
 def bar(name: str, old: str, new: str) -> Mutant:
@@ -16,6 +17,11 @@ def bar(name: str, old: str, new: str) -> Mutant:
 def ports(name: str, old: str, new: str) -> Mutant:
     """Mistakes of users are named (law 8)."""
     return Mutant(name, 8, PORTS, old, new, HELD)
+
+
+def folder(name: str, old: str, new: str) -> Mutant:
+    """A learner can be started again (law 1)."""
+    return Mutant(name, 1, FOLDER, old, new, KEPT)
 
 
 TERMINAL_MUTANTS = (
@@ -63,4 +69,7 @@ TERMINAL_MUTANTS = (
     ),
     ports("ports-are-held-everywhere", 'if sys.platform != "linux":', "if False:"),
     ports("ports-are-held-nowhere", 'if sys.platform != "linux":', "if True:"),
+    folder("a-cleaner-may-empty-the-folder", "fcntl.flock(descriptor, fcntl.LOCK_SH)", "pass"),
+    folder("no-lock-no-run", "with suppress(OSError):", "with suppress():"),
+    folder("the-folder-stays-open", "        os.close(descriptor)\n", "        pass\n"),
 )

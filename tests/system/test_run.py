@@ -100,10 +100,13 @@ def test_the_output_in_the_docs() -> None:
     assert told(out + err) == told(quoted[2])
 
 
-def test_the_secret_is_gone_afterwards() -> None:
-    _, out, _ = finished("-n", "1", "--", "sh", "-c", "echo at:$MEND_SECRET_FILE")
-    path = Path(out.strip().partition("at:")[2])
+def test_the_secret_is_kept_for_the_run_and_gone_afterwards() -> None:
+    kept = 'flock --nonblock "${MEND_SECRET_FILE%/*}" echo free || echo kept'
+    _, out, _ = finished("-n", "1", "--", "sh", "-c", f"echo at:$MEND_SECRET_FILE; {kept}")
+    where, state = out.splitlines()
+    path = Path(where.partition("at:")[2])
     assert path.name == "secret"
+    assert state.endswith("kept")
     assert not path.exists()
 
 

@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from mend_optim.cli.run.crew import Crew
 from mend_optim.cli.run.held_ports import held_addresses
 from mend_optim.cli.run.outlet import Outlet
+from mend_optim.cli.run.run_folder import run_folder
 from mend_optim.cli.run.seats import Table
 from mend_optim.cli.run.supervisor import Supervisor, heard_signals
 from mend_optim.errors import UsageError, require
@@ -104,16 +104,16 @@ def run(given: argparse.Namespace) -> int:
     with (
         # Around the folder: a signal more at the end would else leave it there, with the secret.
         heard_signals() as waiting,
-        tempfile.TemporaryDirectory(prefix="mend-run-") as folder,
+        run_folder() as folder,
         held_addresses(HOST, len(names), given.port) as addresses,
     ):
         table = Table(
             names=names,
             addresses=addresses,
             command=command,
-            secret=_secret(given, names, Path(folder)),
+            secret=_secret(given, names, folder),
             credentials=str(given.credentials.absolute()) if given.credentials else "",
-            joined=str(_made(Path(folder) / "joined")),
+            joined=str(_made(folder / "joined")),
             gpus=[gpu.strip() for gpu in given.gpus.split(",")] if given.gpus else [],
         )
         crew = Crew(names, given.restarts, given.pause, given.grace)

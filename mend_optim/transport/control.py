@@ -11,7 +11,7 @@ newest stream there is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mend_optim.errors import PeerError
@@ -60,6 +60,8 @@ class Links:
         #: The learner is leaving: it accepts no hello and no stream, and dials nobody any more.
         #: Only `Transport.stop` sets this.
         self.closing = False
+        #: Called with each beat, once the handler has taken it.
+        self.after_beat: Callable[[Beat], None] = lambda beat: None
 
     def __iter__(self) -> Iterator[Link]:
         return iter(list(self._links.values()))
@@ -284,6 +286,8 @@ class Links:
         elif isinstance(message, Goodbye):
             message = self._goodbyes.proven(message)
         self._handler.receive(message)
+        if isinstance(message, Beat):
+            self.after_beat(message)
         if isinstance(message, Goodbye):
             # The peer waits for this side's end of the streams.
             link.has_left = True

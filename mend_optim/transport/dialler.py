@@ -4,14 +4,15 @@
 
 An address of a seed, which the user gave, is dialled for as long as the seed has it
 (`seeking.py`). A contact, a peer that gossip told of, is dialled only while the handler lists it
-and no control stream of this learner's dialling is open.
+and no control stream of this learner's dialling is open: at once when a beat first tells of it, and
+later with this learner's own beats.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from enum import Enum
@@ -21,6 +22,7 @@ from typing import Any
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import NO_VALUE, Hello
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat
 from mend_optim.protocol.seed_addresses import Answer
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
@@ -121,6 +123,8 @@ class Dialler:
         self._failures: dict[tuple[str, str], int] = {}
         self._watching: asyncio.Task[None] | None = None
         self._has_told_beyond = False
+        #: The peers that were looked at since this learner's last beat.
+        self._looked_at: set[PeerId] = set()
         self._hearsay = DialTurns(HEARSAY_DIALS)
 
     def start(self, seeds: Sequence[str], lists: Sequence[PeerList], address: str) -> None:
@@ -152,15 +156,28 @@ class Dialler:
     async def _watch(self) -> None:
         """Every beat: dial the contacts, and dismiss the peers that are long gone."""
         while True:
-            sought = {address for address, seed in self._dials if seed}
-            for id, address in self._handler.contacts():
-                if not self._security.may_dial(address):
-                    self._tell_beyond(id, address)
-                elif address not in sought and not self._is_dialled(id):
-                    self._begin(address, "", id)
+            contacts = self._handler.contacts()
+            self._looked_at = {id for id, _ in contacts}
+            self._dial_some(contacts)
             self._links.tidy(self._timing.evict_after_s)
             self._each_beat()
             await asyncio.sleep(self._timing.beat_s)
+
+    def told(self, beat: Beat) -> None:
+        """Dial those of whom a peer is the first to tell. Where learners join, each would else wait
+        for the links with all others until its next beat."""
+        new = {rumor.peer for rumor in beat.roster} - self._looked_at
+        if new and self._watching and not self._links.closing:
+            self._looked_at |= new
+            self._dial_some(each for each in self._handler.contacts() if each[0] in new)
+
+    def _dial_some(self, contacts: Iterable[tuple[PeerId, str]]) -> None:
+        sought = {address for address, seed in self._dials if seed}
+        for id, address in contacts:
+            if not self._security.may_dial(address):
+                self._tell_beyond(id, address)
+            elif address not in sought and not self._is_dialled(id):
+                self._begin(address, "", id)
 
     def _tell_beyond(self, id: PeerId, address: str) -> None:
         """A peer on this machine, which may leave it, tells of one beyond."""

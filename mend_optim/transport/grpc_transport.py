@@ -174,6 +174,7 @@ class Transport:
             resolve=resolve,
             each_beat=self._look_for_callers,
         )
+        self._links.after_beat = self._dialler.told
         self._renewal = Renewal(security, self._links, self._server.rebind)
         #: Where peers should dial this learner; known once it listens, empty if nobody can.
         self._address = ""

@@ -11,6 +11,7 @@ RULES, NAMES, WAITS = (
     of("unit/membership/test_seeds"),
 )
 FILES = of("unit/runtime/test_peer_file", "breaks")
+GOSSIP, DIALLER = of("unit/transport/test_gossip"), "transport/dialler"
 
 
 def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -235,5 +236,29 @@ LAUNCH_MUTANTS = (
         "    if not told:\n        variable",
         "    if not told and peers:\n        variable",
         of("unit/test_settings", "not_given or environment"),
+    ),
+    # Those of whom a peer tells.
+    mutant(
+        "new-names-wait-for-a-beat",
+        "transport/control",
+        "            self.after_beat(message)\n",
+        "            pass\n",
+        GOSSIP,
+    ),
+    mutant("a-name-is-news-for-ever", DIALLER, "self._looked_at |= new", "pass", GOSSIP),
+    mutant(
+        "all-that-were-listed-are-news",
+        DIALLER,
+        "self._looked_at = {id for id, _ in contacts}",
+        "self._looked_at = set()",
+        GOSSIP,
+    ),
+    mutant("one-new-name-has-all-dialled", DIALLER, " if each[0] in new)", ")", GOSSIP),
+    mutant(
+        "a-learner-that-stops-dials-on",
+        DIALLER,
+        "if new and self._watching and not self._links.closing:",
+        "if new and self._watching:",
+        GOSSIP,
     ),
 )

@@ -255,6 +255,13 @@ LAUNCH_MUTANTS = (
     ),
     mutant("one-new-name-has-all-dialled", DIALLER, " if each[0] in new)", ")", GOSSIP),
     mutant(
+        "a-learner-dials-before-it-listens",
+        DIALLER,
+        "new and self._watching and",
+        "new and",
+        GOSSIP,
+    ),
+    mutant(
         "a-learner-that-stops-dials-on",
         DIALLER,
         "if new and self._watching and not self._links.closing:",

@@ -1,4 +1,4 @@
-"""A learner dials those of whom a peer's beat is the first to tell at once: its own next beat is
+"""A learner dials at once those of whom a peer's beat is the first to tell. Its own next beat is
 far away here."""
 
 from __future__ import annotations
@@ -93,6 +93,17 @@ async def test_those_that_were_listed_at_the_last_beat_are_no_news(crew: Crew) -
     looks = count_looks(a)
     await tell(b, a, 1, (NOBODY, NOWHERE))
     assert looks == []
+
+
+@scenario
+async def test_before_others_can_dial_a_learner_it_dials_nobody(crew: Crew) -> None:
+    """Its hello would say that nobody can."""
+    c = await crew("c", timing=RARE)
+    a = Learner("a", timing=RARE)
+    a.known = [(c.id, c.address)]
+    beat = Beat(peer=c.id, address=c.address, count=1, roster=(Rumor(c.id, c.address, 1),))
+    a.transport._dialler.told(beat)
+    assert dials(a) == set()
 
 
 @scenario

@@ -79,9 +79,13 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
     "DiLoCo": (adam, {"adopt_after": 4, "outer": DiLoCoNesterov(lr=0.7, momentum=0.9)}),
     "bf16 offers": (adam, {"adopt_after": 4, "codec": "bf16"}),
     "factors": (adam, {"adopt_after": 4, "codec": PowerSGD(rank=1, min_ratio=1)}),
+    "int8": (adam, {"adopt_after": 4, "codec": "int8"}),
     "int8 both ways": (adam, {"adopt_after": 4, "codec": Int8(back="same")}),
     "bf16 parameters": (narrow, {"adopt_after": 4}),
 }
+#: The sealer of these gives up its residual if it takes the whole anchor of a round that was sealed
+#: after its checkpoint, and before that of another learner.
+SEALERS_KEEP = {"int8 both ways"}
 
 
 @cache
@@ -99,6 +103,13 @@ def outcome(
     return [([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made]
 
 
+def settled(optimizers: Sequence[MendOptimizer]) -> None:
+    """Wait until all that is offered is merged everywhere."""
+    for o in optimizers:
+        for p in range(len(o.status().fragments)):
+            until(o, lambda o=o, p=p: progress(o, p).pending is None)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(("case", "at"), covering(CASES, [28, 30, 29, 32]))
 def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at: int) -> None:
     """One run takes 60 steps. Another takes `at` steps, both learners end, and restored ones take
@@ -108,6 +119,8 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
     options = {"sync_every": 7, "timing": PATIENT, **options}
     with cluster(make(), make(), **options) as first:
         drive(first, at, wave)
+        if case in SEALERS_KEEP:
+            settled(first)
         saved = [save(o) for o in first]
     with resumed([make, make], saved, **options) as second:
         drive(second, 60 - at, lambda i, s: wave(i, s + at))
@@ -170,10 +183,8 @@ def test_going_on_with_a_disagreement_is_as_if_nothing_had_happened(case: str, a
         straight = outcome(made)
     with cluster(adam(), adam(), **options) as first:
         drive(first, at, wave)
-        for o in first:
-            for p in range(len(o.status().fragments)):
-                until(o, lambda o=o, p=p: progress(o, p).pending is None)  # type: ignore[misc]
-            assert progress(o).disagrees
+        settled(first)
+        assert all(progress(o).disagrees for o in first)
         saved = [save(o) for o in first]
     with resumed([adam, adam], saved, **options) as second:
         drive(second, 61 - at, lambda i, s: wave(i, s + at))

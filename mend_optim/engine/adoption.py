@@ -18,6 +18,7 @@ from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority, OwnModel
 from mend_optim.engine.mode import Change, Mode
+from mend_optim.engine.others import Others
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling, is_between
@@ -65,8 +66,9 @@ class Adopter:
         elif state.alone and theirs < ours:
             self._meet_lesser_model()
         elif same and not state.mode.founding:
+            others = Others(state)
             for fragment, report in zip(state.fragments, beat.reports, strict=False):
-                self.pulling.catch_up(now, fragment, report.key, beat.peer)
+                self.pulling.catch_up(now, fragment, report.key, beat.peer, others)
             self.pulling.overtake(now, beat.peer)
             self._take_held(now)
         elif not same and theirs > ours:
@@ -90,10 +92,11 @@ class Adopter:
         if self.switching.is_part(beat):
             self.switching.ask(now, beat)
         elif state.genesis == beat.genesis and not state.mode.founding:
+            others = Others(state)
             for fragment, report in zip(state.fragments, beat.reports, strict=False):
                 # What a seal brings can wait for the next beat: this one may be old by now.
                 if report.key.version > fragment.lineage.version + 1:
-                    self.pulling.catch_up(now, fragment, report.key, peer)
+                    self.pulling.catch_up(now, fragment, report.key, peer, others)
             self.pulling.overtake(now, peer)
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
@@ -111,9 +114,9 @@ class Adopter:
             if state.switch:
                 state.emit(yield_event(other.peer, "model"))
             return
-        trained = self.majority.trained()
+        others = Others(state)
         for fragment in state.fragments:
-            p, beat = fragment.fragment, self.majority.gives_way(fragment, trained)
+            p, beat = fragment.fragment, self.majority.gives_way(fragment, others)
             if beat and p not in state.wants and not state.claims.doubts(beat.peer):
                 key = beat.reports[p].key
                 self.pulling.want(now, fragment, beat.peer, key, whole=True, gives_way=True)

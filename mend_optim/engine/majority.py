@@ -28,9 +28,10 @@ those of a new process. A liar gains nothing: it could have rolled the run back 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mend_optim.engine.others import Others
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key, rollbacks
@@ -129,21 +130,19 @@ class Majority:
 
     # ── believe ───────────────────────────────────────────────────────────────────────────────────
 
-    def believes(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
+    def believes(
+        self, fragment: Progress, key: Key, peer: PeerId, others: Others | None = None
+    ) -> bool:
         """Whether an anchor of this model that `peer` claims is to be had, if it is greater."""
-        shown = self._shown(fragment)
-        if peer in shown:  # its last beat may be older than its claim
-            shown[peer] = max(shown[peer], key)
+        shown = (others or Others(self.state)).shown(fragment.fragment)
+        if peer in shown and key > shown[peer]:  # its last beat may be older than its claim
+            shown = {**shown, peer: key}
         bound = self._bound(fragment, shown)
         return bound is None or key <= bound
 
     def believed(self, fragment: Progress) -> Key | None:
         """The greatest anchor that is to be had, of those that the peers show; None: any is."""
-        return self._bound(fragment, self._shown(fragment))
-
-    def _shown(self, fragment: Progress) -> dict[PeerId, Key]:
-        p = fragment.fragment
-        return {beat.peer: beat.reports[p].key for beat in self.voters(p) if self._same(beat)}
+        return self._bound(fragment, Others(self.state).shown(fragment.fragment))
 
     def _bound(self, fragment: Progress, shown: Mapping[PeerId, Key]) -> Key | None:
         if not shown or not self.state.policies.limits.majority:
@@ -171,13 +170,9 @@ class Majority:
             return True
         return not of_others and (state.is_young or self._is_stuck(MODEL))
 
-    def trained(self) -> list[Beat]:
-        """The last beats of the peers that have trained."""
-        return [beat for beat in self.state.live_beats() if beat.step > 0]
-
     def voters(self, p: int) -> list[Beat]:
         """The last beats of the peers that have trained, and have this fragment."""
-        return _with(p, self.trained())
+        return Others(self.state).voters(p)
 
     def _same(self, beat: Beat) -> bool:
         return beat.genesis == self.state.genesis
@@ -202,13 +197,12 @@ class Majority:
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
-    def gives_way(self, fragment: Progress, trained: Sequence[Beat]) -> Beat | None:
-        """A beat that shows the anchor to which this learner yields in a fragment, if it does.
-        `trained`: the beats that `trained` returns."""
+    def gives_way(self, fragment: Progress, others: Others) -> Beat | None:
+        """A beat that shows the anchor to which this learner yields in a fragment, if it does."""
         if not self.state.policies.limits.majority:
             return None
         p, own = fragment.fragment, fragment.lineage.key
-        voters = _with(p, trained)
+        voters = others.voters(p)
         apart = {
             beat.peer.name: beat.reports[p].key
             for beat in voters
@@ -265,11 +259,6 @@ class Majority:
         since = self._now - self._patience_s(p)
         listed = ((name, self._apart[name, p]) for name in apart)
         return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}
-
-
-def _with(p: int, beats: Sequence[Beat]) -> list[Beat]:
-    """Those of the learners that have this fragment."""
-    return [beat for beat in beats if p < len(beat.reports)]
 
 
 class OwnModel:

@@ -21,6 +21,7 @@ from itertools import chain
 from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
+from mend_optim.engine.others import Others
 from mend_optim.engine.passages import Passages, Way
 from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.progress import Progress
@@ -51,7 +52,9 @@ class Pulling:
         #: The peers that have handed over whole anchors where only a seal was to be had.
         self._seal_less = Claims()
 
-    def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
+    def catch_up(
+        self, now: float, fragment: Progress, key: Key, peer: PeerId, others: Others | None = None
+    ) -> None:
         """Pull a greater anchor, unless its seal is about to come down the stream that our offer
         went up: a whole anchor is larger than a seal, and would come beside it.
 
@@ -69,9 +72,10 @@ class Pulling:
             return
         if fragment.is_about_to_move:
             return
+        others = others or Others(state)
         believes = self.majority.believes
-        is_believed = believes(fragment, key, peer)
-        if not is_believed and not self._seals(fragment, peer, key):
+        is_believed = believes(fragment, key, peer, others)
+        if not is_believed and not self._seals(fragment, peer, key, others):
             return
         since = fragment.seen_behind(now)
         coming = self._coming(fragment, key, peer)
@@ -81,10 +85,10 @@ class Pulling:
         holder = self._holder(fragment, key, peer)
         if not holder and now - since < state.policies.timing.suspect_after_s:
             return
-        asked, key = self.seal_by_seal.rather_than(now, fragment, holder or peer, key)
+        asked, key = self.seal_by_seal.rather_than(now, fragment, holder or peer, key, others)
         if asked is None or self.seal_by_seal.is_coming(now, fragment.fragment, asked):
             return
-        is_believed = is_believed if asked == peer else believes(fragment, key, asked)
+        is_believed = is_believed if asked == peer else believes(fragment, key, asked, others)
         self.want(now, fragment, asked, key, seal_only=not is_believed)
 
     def _holder(self, fragment: Progress, key: Key, peer: PeerId) -> PeerId | None:
@@ -130,18 +134,19 @@ class Pulling:
         sealer = seal.sender if through else seal.sealer
         if self.state.is_me(sealer):
             return
-        is_believed = self.majority.believes(fragment, seal.key, sealer)
+        others = Others(self.state)
+        is_believed = self.majority.believes(fragment, seal.key, sealer, others)
         if self.state.roster.may_seal(fragment.fragment, sealer):
             self.seal_by_seal.keep(seal)
-        if is_believed or self._seals(fragment, sealer, seal.key):
+        if is_believed or self._seals(fragment, sealer, seal.key, others):
             self.want(now, fragment, sealer, seal.key, seal_only=not is_believed)
 
-    def _seals(self, fragment: Progress, peer: PeerId, key: Key) -> bool:
+    def _seals(self, fragment: Progress, peer: PeerId, key: Key, others: Others) -> bool:
         """Whether we expect the seals of a fragment of this peer, the last of which leads to that
         anchor: of the sealer, or the go-between that has our offer for it; or one more, of a former
         sealer."""
         state, p = self.state, fragment.fragment
-        sealer = state.roster.sealer(p)
+        sealer = others.sealer(p)
         passes_on = sealer is not None and is_between(state, fragment, peer, sealer)
         former = state.former_sealers.may_have_sealed(p, peer, fragment.lineage.digest)
         is_next = key.version == fragment.lineage.version + 1
@@ -163,11 +168,12 @@ class Pulling:
         believed, and more than a round ahead, it comes sooner as a whole, unless the seals on the
         way to it are fewer bytes."""
         state, p = self.state, fragment.fragment
-        if key.version > fragment.lineage.version + 1 and not seal_only:
-            whole = whole or self.seal_by_seal.source(fragment, key) != peer
         doubted = state.claims.doubts(peer) or (seal_only and self._seal_less.doubts(peer))
         if p in state.wants or doubted:
             return
+        if key.version > fragment.lineage.version + 1 and not seal_only:
+            others = Others(state)
+            whole = whole or self.seal_by_seal.source(fragment, key, others) != peer
         wanted = Wanted(
             peer,
             key,

@@ -8,6 +8,7 @@ fewer bytes. If one of them takes less time than a round does, it comes up with 
 
 from __future__ import annotations
 
+from mend_optim.engine.others import Others
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.seal_chain import MOST_SEALS, cost
@@ -73,14 +74,14 @@ class SealBySeal:
     # ── whom to ask ───────────────────────────────────────────────────────────────────────────────
 
     def rather_than(
-        self, now: float, fragment: Progress, peer: PeerId, key: Key
+        self, now: float, fragment: Progress, peer: PeerId, key: Key, others: Others
     ) -> tuple[PeerId | None, Key]:
         """Whom to ask for an anchor that a peer shows, and the one that it shows itself: the
         sealer, if its seals are to be asked for, or else that peer. Nobody is asked while the
         sealer's last beat may be older; but if one seal is lacking, it may be of another sealer,
         where not all reach each other."""
         state, lacking = self.state, key.version - fragment.lineage.version
-        sealer = self.source(fragment, key)
+        sealer = self.source(fragment, key, others)
         if sealer is None or sealer == peer or (lacking == 1 and self._was_sealer(fragment, peer)):
             return peer, key
         shown = state.shown_by(sealer, fragment.fragment)
@@ -94,7 +95,7 @@ class SealBySeal:
         former = self.state.former_sealers
         return former.may_have_sealed(fragment.fragment, peer, fragment.lineage.digest)
 
-    def source(self, fragment: Progress, key: Key) -> PeerId | None:
+    def source(self, fragment: Progress, key: Key, others: Others) -> PeerId | None:
         """The sealer, if its seals are to be asked for that lead from our anchor to the one with
         this key. Where the size of a seal is not known yet, they are: a sealer that does not have
         them any more answers with the whole anchor."""
@@ -102,7 +103,7 @@ class SealBySeal:
         lacking = key.version - own.version
         if not 1 <= lacking <= MOST_SEALS or lacking * self._cost.get(p, 0.0) > 1:
             return None
-        sealer = state.roster.sealer(p)
+        sealer = others.sealer(p)
         known = state.roster.find(sealer) if sealer else None
         if known is None or not known.linked or state.claims.doubts(known.id):
             return None

@@ -254,9 +254,30 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "all-voters-are-sought-for-each-fragment",
-        "voters = _with(p, trained)",
+        "voters = others.voters(p)",
         "voters = self.voters(p)",
         "engine/majority",
+        of("unit/engine/test_work_of_a_message", "hundreds"),
+    ),
+    mutant(
+        "the-trained-are-sought-for-each-fragment",
+        "    @cached_property\n    def _trained",
+        "    @property\n    def _trained",
+        "engine/others",
+        of("unit/engine/test_work_of_a_message", "hundreds"),
+    ),
+    mutant(
+        "what-others-show-is-looked-up-again",
+        "if p not in self._shown:",
+        "if True:",
+        "engine/others",
+        of("unit/engine/test_work_of_a_message", "hundreds"),
+    ),
+    mutant(
+        "the-sealer-is-chosen-for-each-fragment",
+        "return self._sealers[p]",
+        "return self._state.roster.sealer(p)",
+        "engine/others",
         of("unit/engine/test_work_of_a_message", "hundreds"),
     ),
     mutant(

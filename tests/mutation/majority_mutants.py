@@ -83,10 +83,17 @@ MAJORITY_MUTANTS = (
     mutant("half-of-the-voters-are-enough", "[len(shown) // 2]", "[(len(shown) - 1) // 2]"),
     mutant(
         "suspects-vote",
-        "for beat in self.state.live_beats() if beat.step > 0",
-        "for beat in self.state.beats() if beat.step > 0",
+        "for beat in self._state.live_beats() if beat.step > 0",
+        "for beat in self._state.beats() if beat.step > 0",
+        "engine/others",
     ),
-    mutant("the-untrained-vote", "live_beats() if beat.step > 0", "live_beats()"),
+    mutant("the-untrained-vote", "live_beats() if beat.step > 0", "live_beats()", "engine/others"),
+    mutant(
+        "those-of-other-models-vote",
+        "for b in voters if b.genesis == ours",
+        "for b in voters",
+        "engine/others",
+    ),
     mutant("anybody-before-the-majority", "return most  # that one comes first", "pass"),
     mutant(
         "a-trial-for-ever",

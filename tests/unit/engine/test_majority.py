@@ -120,14 +120,16 @@ def test_between_two_learners_the_greater_anchor_wins() -> None:
     assert [to for to, _ in engine.sent(Want)] == [PEER]
 
 
-@pytest.mark.parametrize("how", ["suspected", "untrained"])
-def test_only_live_peers_that_have_trained_vote(how: str) -> None:
+@pytest.mark.parametrize("how", ["suspected", "untrained", "of another model"])
+def test_only_live_peers_that_have_trained_this_model_vote(how: str) -> None:
     engine = experienced(PEER, THIRD)
     if how == "suspected":
         engine.engine.linked(engine.now, THIRD, True)
         engine.engine.linked(engine.now, THIRD, False)
-    else:
+    elif how == "untrained":
         engine.beat(THIRD, engine.lineage, step=0)
+    else:
+        engine.beat(THIRD, BASE, step=3, genesis=OTHER)
     engine.beat(PEER, claimed(engine.lineage), step=3)
     assert [to for to, _ in engine.sent(Want)] == [PEER]
     assert not engine.engine.state.wants[0].seal_only

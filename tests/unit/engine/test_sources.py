@@ -511,7 +511,7 @@ def test_nobody_waits_for_a_neighbour_that_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is asked for no whole anchor, so none of it would ever come."""
-    monkeypatch.setattr(Majority, "believes", lambda self, fragment, key, peer: peer != PEER)
+    monkeypatch.setattr(Majority, "believes", lambda self, fragment, key, peer, _: peer != PEER)
     monkeypatch.setattr(Majority, "believed", lambda self, fragment: BASE.key)
     engine = newcomer(zone=HERE)
     for anchor in (BASE, OURS):

@@ -112,6 +112,29 @@ def test_a_beat_among_hundreds_costs_a_bounded_number_of_calls_for_dozens_of_fra
     assert calls_of(lambda: engine.tick(0.1)) < 3 * MOST  # a few times a second
 
 
+def test_hundreds_that_are_ahead_cost_a_bounded_number_of_calls_a_beat() -> None:
+    """As for a learner that was away. Before, all learners were asked anew for each fragment whose
+    anchor most of them show, and which of them seals it."""
+    engine, fragments = DrivenEngine(fragments=64, sync_every=64), range(64)
+    everyone = [PeerId(f"peer {n}", 1) for n in range(Limits().learners - 1)]
+
+    def hear(peer: PeerId, key: Key) -> None:
+        engine.counts += 1
+        said = replace(beat(engine.counts), peer=peer, address=f"{peer.name}:1")
+        reports = tuple(Report(key, ()) for _ in fragments)
+        engine.receive(replace(said, reports=reports, step=1, training=True))
+
+    for peer in everyone:
+        engine.engine.met(engine.now, peer, f"{peer.name}:1")
+        engine.engine.linked(engine.now, peer, True)
+        hear(peer, BASE.key)
+    greater = replace(BASE, version=BASE.version + 2, tokens=BASE.tokens + 1000).key
+    for peer in everyone:
+        hear(peer, greater)
+    assert len(engine.engine.state.wants) == len(fragments)
+    assert calls_of(lambda: hear(everyone[0], greater)) < 1.2 * MOST
+
+
 @pytest.mark.parametrize("steps", [0, 3], ids=["no steps", "steps"])
 def test_a_beat_among_hundreds_that_join_costs_a_bounded_number_of_calls(steps: int) -> None:
     """Each of them has first weights of its own. Before, it was asked of each how many train its

@@ -112,8 +112,8 @@ class Majority:
         self._all_finish = False
         #: By fragment; `MODEL`: of any of them.
         self._moves: dict[int, _Moves] = {}
-        #: By name of a voter and fragment.
-        self._apart: dict[tuple[str, int], Apart] = {}
+        #: By fragment, or `MODEL`, and by name of a voter.
+        self._apart: dict[int, dict[str, Apart]] = {}
 
     def look(self, now: float) -> None:
         """Time passed, or an anchor may have moved."""
@@ -202,15 +202,15 @@ class Majority:
         if not self.state.policies.limits.majority:
             return None
         p, own = fragment.fragment, fragment.lineage.key
-        voters = others.voters(p)
         apart = {
-            beat.peer.name: beat.reports[p].key
-            for beat in voters
-            if self._same(beat)
-            and beat.reports[p].key < own
-            and not fragment.has_had(beat.reports[p].key.digest)
+            peer.name: key
+            for peer, key in others.shown(p).items()
+            if key < own and not fragment.has_had(key.digest)
         }
         ripe = self._ripe(p, apart)
+        if not ripe:
+            return None
+        voters = others.voters(p)
         listed = sorted((b for b in voters if b.peer.name in ripe), key=lambda b: b.reports[p].key)
         return self._of_most(listed, len(voters))
 
@@ -249,15 +249,11 @@ class Majority:
     def _ripe(self, p: int, apart: Mapping[str, object]) -> set[str]:
         """Of the voters that are apart, the names of those that have been so for long, and get
         on."""
-        for name, q in list(self._apart):
-            if q == p and name not in apart:
-                del self._apart[name, q]
-        for name, shown in apart.items():
-            if (name, p) not in self._apart:
-                self._apart[name, p] = Apart(self._now, shown)
-            self._apart[name, p].look(shown)
-        since = self._now - self._patience_s(p)
-        listed = ((name, self._apart[name, p]) for name in apart)
+        before = self._apart.get(p, {})
+        self._apart[p] = {n: before.get(n, Apart(self._now, shown)) for n, shown in apart.items()}
+        for name, seen in self._apart[p].items():
+            seen.look(apart[name])
+        since, listed = self._now - self._patience_s(p), self._apart[p].items()
         return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}
 
 

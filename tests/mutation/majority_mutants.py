@@ -139,8 +139,19 @@ MAJORITY_MUTANTS = (
         "rollbacks-need-a-majority", "or rollbacks(beat.genesis) > rollbacks(state.genesis)", ""
     ),
     mutant("yields-to-half", "needed = (voters + 1) // 2 + 1", "needed = (voters + 1) // 2"),
-    mutant("yields-to-those-behind", "and not fragment.has_had(beat.reports[p].key.digest)", ""),
+    mutant("yields-to-those-behind", " and not fragment.has_had(key.digest)", ""),
     mutant("yields-to-those-that-rest", "and seen.moves >= GETS_ON", ""),
+    mutant(
+        "all-are-apart-since-now",
+        "before.get(n, Apart(self._now, shown))",
+        "Apart(self._now, shown)",
+    ),
+    mutant(
+        "those-that-came-back-were-always-apart",
+        "self._apart[p] = {n: ",
+        "apart = {n: each.shown for n, each in before.items()} | apart\n"
+        "        self._apart[p] = {n: ",
+    ),
     mutant("yields-at-once", "seen.since <= since and ", ""),
     mutant(
         "an-unasked-anchor-is-taken",

@@ -472,6 +472,19 @@ def test_it_does_not_yield_before_they_have_gone_on_for_long() -> None:
     assert engine.events("yielded") == []
 
 
+def test_a_learner_that_was_on_its_anchor_meanwhile_gets_on_without_it_anew() -> None:
+    engine = experienced(PEER, THIRD)
+    branch = [other_branch(engine.lineage, step) for step in range(3 * GETS_ON)]
+    for lesser in branch[: GETS_ON + 1]:
+        pass_time(engine, {PEER: lesser, THIRD: lesser}, seconds=4)
+    pass_time(engine, {PEER: engine.lineage, THIRD: branch[GETS_ON]})
+    for lesser in branch[GETS_ON + 1 :]:
+        pass_time(engine, {PEER: lesser, THIRD: lesser}, seconds=1)
+    assert engine.events("yielded") == []
+    get_on(engine, (PEER, THIRD))
+    assert engine.events("yielded")
+
+
 def test_it_does_not_yield_to_learners_that_stand_still() -> None:
     engine = experienced(PEER, THIRD)
     pass_time(engine, dict.fromkeys((PEER, THIRD), other_branch(engine.lineage, 1)), seconds=200)

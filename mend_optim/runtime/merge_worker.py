@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from mend_optim.engine.effects import Done, Job
 from mend_optim.protocol.proofs import Notary
+from mend_optim.runtime import last_work
 from mend_optim.runtime.guard import LOOK_UP_S, Guard
 from mend_optim.runtime.hashers import Hashers
 from mend_optim.transport.background_log import BackgroundLog
@@ -18,6 +19,9 @@ from mend_optim.worker.signing import Signing
 
 log = BackgroundLog("mend_optim")
 T = TypeVar("T")
+#: Seconds that the end of the process waits for the last jobs: those of a model of billions of
+#: parameters may take that long.
+LAST_JOBS_S = 60.0
 
 
 class MergeWorker:
@@ -105,6 +109,7 @@ class MergeWorker:
 
     def end(self) -> None:
         """Let the thread end after the jobs in the queue."""
+        last_work.note(self.thread, LAST_JOBS_S)
         self.jobs.put(None)
 
     def join(self, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from mend_optim.errors import UsageError
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime import last_work
 from mend_optim.runtime.farewell import Farewell
 from mend_optim.runtime.guard import Guard
 from mend_optim.transport.address import parse_address
@@ -105,6 +106,7 @@ def _close_at_exit() -> None:
     for learner in _listed():
         learner.close(asked=hasattr(sys, "last_type"))
         learner.await_end()  # it may be closing already, because its optimizer is gone
+    last_work.await_end()
 
 
 @contextmanager

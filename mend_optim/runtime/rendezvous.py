@@ -8,6 +8,7 @@ written before.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any
 
 from mend_optim.errors import PeerError, UsageError, require
 from mend_optim.protocol.seed_lists import Listing
+from mend_optim.runtime import last_work
 from mend_optim.runtime.off_loop import off_loop
 from mend_optim.transport.address import format_address, is_loopback, parse_address, parse_dialable
 from mend_optim.transport.stream import settled
@@ -29,6 +31,9 @@ CONNECT_S = 5.0
 OPEN_S = 40.0
 #: Seconds that one look at the store may take. A host that froze never answers.
 PATIENCE_S = CONNECT_S + OPEN_S
+#: Seconds that the end of the process waits for a look under way. Few take so long, and a host that
+#: froze would hold it up.
+LAST_LOOK_S = 2.0
 #: Ranks named one by one in a text.
 NAMED = 8
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -177,6 +182,7 @@ class Rendezvous:
 
     def _look(self, address: str) -> dict[int, str]:
         """Tell, and read, on a thread that may block."""
+        last_work.note(threading.current_thread(), LAST_LOOK_S)
         world = self.world
         if not world.keeps_store:
             # Of a store that is gone, torch would talk at length, and try again and again.

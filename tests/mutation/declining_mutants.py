@@ -254,8 +254,8 @@ DECLINING_MUTANTS = (
     ),
     mutant(
         "all-voters-are-sought-for-each-fragment",
-        "voters = others.voters(p)",
-        "voters = self.voters(p)",
+        "in others.shown(p).items()",
+        "in Others(self.state).shown(p).items()",
         "engine/majority",
         of("unit/engine/test_work_of_a_message", "hundreds"),
     ),

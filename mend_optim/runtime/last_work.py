@@ -2,8 +2,8 @@
 
 When the interpreter exits, it stops every daemon thread that comes back from torch. C++ takes that
 for an error, and ends the process with SIGABRT: a launcher sees a script that has failed, although
-all its work is done. So such a thread ends first. It is waited for only as long as its kind of work
-takes at most, as a store on a host that froze never answers."""
+all its work is done. So the exit waits for such a thread. Each wait has a limit: a store on a host
+that froze never answers."""
 
 from __future__ import annotations
 

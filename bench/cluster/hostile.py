@@ -84,7 +84,7 @@ def run() -> Iterator[Result]:
     supervisor = Supervisor(processes)
     try:
         # With few steps there would be few gaps.
-        ground = Ground(supervisor, pace_s=0.005)
+        ground = Ground(supervisor, pace={"pace_s": 0.005, "sync_every": 10})
         yield from rows(measure(ground, ATTACKS, PAIRS))
         supervisor.end()
     finally:

@@ -20,10 +20,11 @@ FILES = 24
 FEW_FILES = 256
 #: What learners do after each attack, within the supervisor's patience. One of the rounds may have
 #: begun before the attack ended.
-STEPS, ROUNDS = 20, 3
-#: The pause of learners between two steps. A shorter one would only take cores from other tests
-#: while an attack waits: no attack needs as many steps.
-PACE_S = 0.02
+STEPS, ROUNDS = 8, 3
+#: The pause of learners between two steps, and the steps from one round to the next. More of both
+#: would only take cores from other tests while an attack waits: no attack needs as many.
+PACE_S = 0.05
+UNHURRIED: Facts = {"pace_s": PACE_S, "sync_every": 4}
 #: A learner that is suspected has no vote on whom to believe. On a busy machine one may be silent
 #: for more than half a second.
 TIMING = {"beat_s": 0.5}
@@ -39,11 +40,11 @@ class Ground:
     def __init__(
         self,
         supervisor: Supervisor,
-        pace_s: float = PACE_S,
+        pace: Mapping[str, float] = UNHURRIED,
         special: Mapping[str, Facts] | None = None,
     ) -> None:
         self.supervisor = supervisor
-        options: Facts = {"width": WIDTH, "pace_s": pace_s, "timing": TIMING}
+        options: Facts = {"width": WIDTH, "timing": TIMING, **pace}
         self.a, self.b = supervisor.start_all("ab", special, **options)
         self.go_on(STEPS, ROUNDS)
         report = self.a.report()

@@ -20,7 +20,7 @@ from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.watching import MOST_LOOKS
 from mend_optim.transport.wire_sight import encode_look
 from tests.hostile.attacker import Attacker, rumors, say
-from tests.hostile.ground import PACE_S, WIDTH, Ground, await_refusal, open_files
+from tests.hostile.ground import PACE_S, UNHURRIED, WIDTH, Ground, await_refusal, open_files
 from tests.hostile.listener import Listener
 from tests.hostile.test_attacks import held
 from tests.system.processes import TIMING, Process, members
@@ -136,7 +136,8 @@ def test_l11_nobody_refuses_in_the_name_of_a_seed(ground: Ground, few_files: Pro
         seed = ground.a.address
         ground.a.signal(signal.SIGSTOP)
         try:
-            c = ground.supervisor.start("c", on=few_files, peers=[seed], seed=3, width=WIDTH)
+            how = {"on": few_files, "width": WIDTH, **UNHURRIED}
+            c = ground.supervisor.start("c", peers=[seed], seed=3, **how)
             with Attacker(c.address, ground.hello, "d") as mallory:
                 mallory.hello(address=seed, refusal="go away")
             assert c.await_event("refused")["reason"] == "go away"

@@ -22,7 +22,7 @@ from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import SERVICE
 from mend_optim.transport.frames import to_frames
 from tests.hostile.attacker import REPLY_S, Attacker, tls_channel
-from tests.hostile.ground import NUMEL, PACE_S, WIDTH, Ground, await_refusal
+from tests.hostile.ground import NUMEL, UNHURRIED, WIDTH, Ground, await_refusal
 from tests.hostile.listener import Listener
 from tests.hostile.test_attacks import FOREVER
 from tests.hostile.test_false_work import SEALER, offer_of, seal_in_the_eyes_of_a, seal_of
@@ -163,10 +163,10 @@ def test_i5_an_insider_at_the_address_of_a_seed_is_taken_for_nobody(certified: C
         newcomer = ground.supervisor.start(
             "c",
             width=WIDTH,
-            pace_s=PACE_S,
             peers=[there.address, ground.b.address],
             certificates=str(certified.files("c")),
             timing={"join_timeout_s": 2.0},
+            **UNHURRIED,
         )
         # It joins as soon as it has the model of "b", and may not have to wait for that.
         joined = newcomer.await_event("joined")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from mend_optim.transport.grpc_options import FILE_SHARE
-from tests.hostile.ground import FEW_FILES, memory_mb, open_files
+from tests.hostile.ground import FEW_FILES, UNHURRIED, memory_mb, open_files
 from tests.system.processes import Learner, Process, Supervisor
 
 secret_in = pytest.importorskip("tests.support.certificates").secret_in
@@ -41,7 +41,8 @@ class Door(NamedTuple):
         return host, int(port)
 
     def newcomer(self, name: str) -> Learner:
-        return self.supervisor.start(name, seed=9, secret=self.secret, peers=[self.a.address])
+        how = {"secret": self.secret, "peers": [self.a.address], **UNHURRIED}
+        return self.supervisor.start(name, seed=9, **how)
 
     def goes_on(self) -> None:
         for learner in (self.a, self.b):
@@ -57,8 +58,8 @@ def door(
     secret = str(secret_in(tmp_path_factory.mktemp("door")))
     supervisor = Supervisor(processes)
     try:
-        a = supervisor.start("a", on=few_files, seed=1, secret=secret)
-        b = supervisor.start("b", seed=2, secret=secret, peers=[a.address])
+        a = supervisor.start("a", on=few_files, seed=1, secret=secret, **UNHURRIED)
+        b = supervisor.start("b", seed=2, secret=secret, peers=[a.address], **UNHURRIED)
         a.await_rounds(2)
         yield Door(supervisor, secret, a, b)
     finally:

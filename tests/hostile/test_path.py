@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mend_optim.transport._pb import peer_pb2 as pb
-from tests.hostile.ground import PACE_S
+from tests.hostile.ground import UNHURRIED
 from tests.support.addresses import free_addresses
 from tests.support.certificates import files_of, new_authority
 from tests.system.processes import Facts, Process, Relay, Supervisor
@@ -61,10 +61,10 @@ class Tapped:
             supervisor.start(
                 name,
                 seed=seed,
-                pace_s=PACE_S,
                 listen=own[name],
                 advertise=self.taps[name].address,
                 peers=[self.taps[other].address],
+                **UNHURRIED,
                 **special[name],
             )
             for seed, (name, other) in enumerate([(NORTH, SOUTH), (SOUTH, NORTH)])

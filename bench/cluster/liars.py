@@ -171,7 +171,7 @@ def _learner(
         peers=[other.status().address for other in others],
         sync_every=SYNC_EVERY,
         adopt_after=0,
-        quorum=crew.honest,
+        quorum=crew.honest + crew.liars,  # of fewer, most may be liars
         grace=LIMIT_S,
         weighting="uniform",
         merge=crew.merge,

@@ -1,4 +1,4 @@
-.PHONY: help demo demo-ranks test test-system test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
+.PHONY: help demo demo-ranks test collected test-virtual test-system test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
@@ -28,11 +28,22 @@ demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# The protocol, with learners and a network that are simulated.
+VIRTUAL = tests/virtual
 # Whole processes: learners of several ranks, examples, launchers, links, and learners that are killed.
 SYSTEM = tests/ranks tests/system
 
-test: lint types ## lint, types, then all tests but those of test-system
-	$(PYTEST) $(SYSTEM:%=--ignore=%)
+test: $(READY) ## lint, types, then all tests but those of test-virtual and test-system
+	$(MAKE) --no-print-directory -j 2 lint types collected
+	$(PYTEST) $(VIRTUAL:%=--ignore=%) $(SYSTEM:%=--ignore=%)
+
+# pytest rewrites each module of tests when it is imported first, and keeps the result. Here one process does so beside
+# the types, which have a core; else every worker would. What is wrong with a module, the tests say.
+collected: $(READY)
+	@.venv/bin/python -m pytest --collect-only -qq > /dev/null || true
+
+test-virtual: $(READY) ## the protocol in virtual time: storms, insiders, slow and broken links, endings
+	$(PYTEST) $(VIRTUAL)
 
 test-system: $(READY) ## whole processes: several ranks, examples, torchrun, Slurm, pods, links, and learners that are killed
 	$(PYTEST) $(SYSTEM)

@@ -1,5 +1,5 @@
-"""How much a test plays: what `make test` has time for or, with DEEP=1 as in `make test-deep`,
-more."""
+"""How much a test plays: what there is time for with every change or, with DEEP=1 as in `make
+test-deep`, more."""
 
 from __future__ import annotations
 

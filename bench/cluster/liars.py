@@ -19,7 +19,6 @@ import argparse
 import copy
 import itertools
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ LIES = ("flipped", "scaled", "random", "stale", "colluding")
 MERGES = ("norm_preserving", "trimmed_mean", "median", "centered_clip")
 HONEST, LIARS, STEPS, SYNC_EVERY, BATCH, RATE = 3, 2, 300, 10, 8, 4e-3
 LIMIT_S = 600.0
-POLL_S = 0.002
 SCALE = 10.0
 
 
@@ -140,7 +138,6 @@ def held_out_loss(crew: Crew, task: Task, rate: float = RATE, **options: Any) ->
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
     for optimizer in optimizers:
         optimizer.join()
-        _meet(optimizer, count - 1)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,7 +168,7 @@ def _learner(
         peers=[other.status().address for other in others],
         sync_every=SYNC_EVERY,
         adopt_after=0,
-        quorum=crew.honest + crew.liars,  # of fewer, most may be liars
+        quorum=crew.honest + crew.liars,  # most of fewer members may be liars
         grace=LIMIT_S,
         weighting="uniform",
         merge=crew.merge,
@@ -180,16 +177,6 @@ def _learner(
         timing=Timing(round_timeout_s=LIMIT_S, evict_after_s=LIMIT_S),
         **options,
     )
-
-
-def _meet(optimizer: MendOptimizer, others: int) -> None:
-    """Wait until it has met all others. A round of those that have met may have more liars than
-    honest members."""
-    limit = time.monotonic() + LIMIT_S
-    while sum(peer.state == "alive" for peer in optimizer.status().roster) < others:
-        if time.monotonic() > limit:
-            raise TimeoutError(f"{optimizer.name} has not met all others within {LIMIT_S:g} s")
-        time.sleep(POLL_S)
 
 
 def _train(i: int, model: nn.Module, optimizer: MendOptimizer, crew: Crew, task: Task) -> None:

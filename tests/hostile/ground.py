@@ -21,7 +21,7 @@ FEW_FILES = 256
 #: What learners do after each attack, within the supervisor's patience. One of the rounds may have
 #: begun before the attack ended.
 STEPS, ROUNDS = 8, 3
-#: The pause of learners between two steps, and the steps from one round to the next. More of both
+#: The pause of learners between two steps, and the steps from one round to the next. More steps
 #: would only take cores from other tests while an attack waits: no attack needs as many.
 PACE_S = 0.05
 UNHURRIED: Facts = {"pace_s": PACE_S, "sync_every": 4}

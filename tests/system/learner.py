@@ -369,8 +369,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.optim.SGD([torch.zeros(1)])  # torch imports much at the first optimizer
     gc.collect()
-    # else every learner that ends searches all of torch for garbage, and copies it for that
-    gc.freeze()
+    # Else every learner that ends searches all of torch for garbage, and copies it for that. But
+    # Triton, in builds of torch for CUDA, takes what is frozen for leaked, and says so at the end.
+    if "triton" not in sys.modules:
+        gc.freeze()
     console = Console()
     while True:
         order = console.next(None)

@@ -12,6 +12,7 @@ EXPORTED = of("unit/integrations/test_prometheus", "twice_a_second or alive")
 FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
+LINES = of("unit/cli/test_ledger_lines")
 PACE = of("unit/cli/test_ledger_pace")
 RESTARTS = of("unit/cli/test_ledger_restarts")
 FOUNDERS = of("unit/cli/test_ledger_founders")
@@ -528,6 +529,27 @@ CLI_MUTANTS = (
         "return told if len(told) <= WHY else",
         "return told if told else",
         VERDICT,
+    ),
+    mutant(
+        "the-first-ledger-tells-the-members-for-all",
+        "cli/ledger/lines",
+        "if known and known[0] == told:",
+        "if known:",
+        LINES,
+    ),
+    mutant(
+        "a-whole-anchor-has-the-members-read-again",
+        "cli/ledger/lines",
+        "        if members:  # an anchor that came whole names none\n    ",
+        "",
+        LINES,
+    ),
+    mutant(
+        "true-is-a-number",
+        "cli/ledger/lines",
+        "if type(value) not in _TYPES[kind]:",
+        "if not isinstance(value, _TYPES[kind]):",
+        LINES,
     ),
     mutant(
         "a-night-counts-as-training",

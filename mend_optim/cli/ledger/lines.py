@@ -13,7 +13,7 @@ from typing import Any
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
 from mend_optim.protocol.lineage import PeerId
 
-#: The types of the texts that annotate a field of a record.
+#: The types that JSON has for the texts that annotate a field of a record.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
@@ -22,6 +22,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list,),
     "tuple[MemberRecord, ...]": (list,),
 }
+#: Those of them that are numbers.
+NUMBERS = ("int", "float")
 #: At most so many characters of a fault are told: a field may be as long as its file.
 WHY = 200
 #: No learner counts further, and no clock goes further.
@@ -77,20 +79,44 @@ class Damage:
     good: int
 
 
-def read_lines(source: str, text: Iterable[str]) -> tuple[list[Line], Damage]:
+class KnownMembers:
+    """The members of each anchor, as the first line told them. Every learner writes down the rounds
+    of all, so what others tell alike is read once, and held once."""
+
+    def __init__(self) -> None:
+        #: By fragment, version and digest of the anchor: as they were told, and as records.
+        self._known: dict[tuple[int, int, str], tuple[Any, tuple[MemberRecord, ...]]] = {}
+
+    def of(self, anchor: tuple[int, int, str], told: Sequence[Any]) -> tuple[MemberRecord, ...]:
+        """The members of an anchor that a line tells."""
+        known = self._known.get(anchor)
+        if known and known[0] == told:
+            return known[1]
+        members = tuple(MemberRecord(**_fields_of(MemberRecord, member)) for member in told)
+        if members:  # an anchor that came whole names none
+            self._known.setdefault(anchor, (told, members))
+        return members
+
+
+def read_lines(
+    source: str, text: Iterable[str], known: KnownMembers | None = None
+) -> tuple[list[Line], Damage]:
     """Return the lines of one file, in their order, and its damage.
 
     Args:
         source: the name of the file.
         text: its lines.
+        known: the members that other ledgers of the same run have told, to which those of this one
+            are added.
     """
+    known = known or KnownMembers()
     good: list[Line] = []
     damaged: list[BadLine] = []
     for number, words in enumerate(text, 1):
         if not words.strip():
             continue
         try:
-            good.append(_line_of(source, number, words))
+            good.append(_line_of(source, number, words, known))
         except (KeyError, TypeError, ValueError, RecursionError) as fault:
             damaged.append(BadLine(number=number, why=_reason(fault)))
     return good, Damage(source=source, lines=damaged, good=len(good))
@@ -105,7 +131,7 @@ def _reason(fault: Exception) -> str:
     return told if len(told) <= WHY else f"{told[:WHY]}…"
 
 
-def _line_of(source: str, number: int, words: str) -> Line:
+def _line_of(source: str, number: int, words: str, members: KnownMembers) -> Line:
     told = json.loads(words)
     if not isinstance(told, dict):
         raise TypeError("it is no record")
@@ -116,19 +142,18 @@ def _line_of(source: str, number: int, words: str) -> Line:
         by=PeerId(
             _typed("name", told["name"], "str"), _typed("incarnation", told["incarnation"], "int")
         ),
-        record=_record_of(told),
+        record=_record_of(told, members),
         text=words,
     )
 
 
-def _record_of(told: Mapping[str, Any]) -> RoundRecord:
-    known = _fields_of(RoundRecord, told)
-    known["members"] = tuple(
-        MemberRecord(**_fields_of(MemberRecord, member)) for member in known["members"]
-    )
+def _record_of(told: Mapping[str, Any], members: KnownMembers) -> RoundRecord:
+    found = _fields_of(RoundRecord, told)
+    anchor = found["fragment"], found["version"], found["digest"]
+    found["members"] = members.of(anchor, found["members"])
     for name in ("absent", "superseded"):
-        known[name] = tuple(_typed(name, each, "str") for each in known[name])
-    return RoundRecord(**known)
+        found[name] = tuple(_typed(name, each, "str") for each in found[name])
+    return RoundRecord(**found)
 
 
 def _fields_of(kind: type, told: Any) -> dict[str, Any]:
@@ -148,10 +173,9 @@ def _fields_of(kind: type, told: Any) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
-    is_good = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
-    if not is_good:
+    if type(value) not in _TYPES[kind]:  # of bool, too, which is an int
         raise TypeError(f"its field {name!r} is {value!r}")
     # JSON has numbers of any length, and Python's reads NaN and Infinity, too.
-    if isinstance(value, int | float) and not abs(value) <= MOST:
+    if kind in NUMBERS and not abs(value) <= MOST:
         raise TypeError(f"its field {name!r} is no number that a learner writes")
     return value

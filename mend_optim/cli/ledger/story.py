@@ -10,7 +10,7 @@ from statistics import median
 
 from mend_optim.cli.ledger.chains import Anchor, Chains, chains_of
 from mend_optim.cli.ledger.forks import Fork, forks_of
-from mend_optim.cli.ledger.lines import Damage, Line, read_lines
+from mend_optim.cli.ledger.lines import Damage, KnownMembers, Line, read_lines
 from mend_optim.cli.ledger.pace import Pace, pace_of
 from mend_optim.cli.ledger.restarts import uncounted_tokens
 from mend_optim.protocol.lineage import PeerId
@@ -124,8 +124,9 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
     """Read ledgers: names of files, each with its lines."""
     sources: list[list[Line]] = []
     damaged: list[Damage] = []
+    known = KnownMembers()
     for source, text in files:
-        good, damage = read_lines(source, text)
+        good, damage = read_lines(source, text, known)
         sources.append(good)
         if damage.lines:
             damaged.append(damage)

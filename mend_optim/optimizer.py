@@ -66,8 +66,8 @@ class MendOptimizer(ReportingFace):
             (Streaming DiLoCo, arXiv 2501.18512); from 1 to the number of parameter tensors, and to
             a fixed `sync_every`. "auto": by the size of the model.
         adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
-            it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
-            `step()` then waits for it, at most `timing.round_timeout_s`.
+            it exactly n inner steps after the snapshot, in lockstep, reproducible to the bit if
+            each has all others in `peers`; `step()` waits for it, at most `timing.round_timeout_s`.
         adoption: how strongly an anchor that comes late draws the weights to the mean, and how much
             of its work a learner offers after missed rounds: "auto", or an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.addresses import free_addresses
-from tests.system.processes import Facts, Learner, Relay, Supervisor, lineages, members
+from tests.system.processes import PATIENCE_S, Facts, Learner, Relay, Supervisor, lineages, members
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 
@@ -313,6 +313,38 @@ def losses_over(supervisor: Supervisor, delay_s: float) -> list[list[str]]:
     finally:
         for relay in relays:
             relay.close()
+
+
+def test_fixed_overlap_trains_to_the_same_bits_whoever_starts_last(supervisor: Supervisor) -> None:
+    assert losses_of_starts(supervisor, "abc") == losses_of_starts(supervisor, "cba")
+
+
+def losses_of_starts(supervisor: Supervisor, names: str) -> dict[str, list[str]]:
+    """All losses of three learners, for five rounds. Each is told of the others, and starts once
+    the one before waits for it."""
+    own = dict(zip(sorted(names), free_addresses(3), strict=True))
+    started: dict[str, Learner] = {}
+    for name in names:
+        supervisor.until(
+            lambda: all(": waiting up to" in x.complaints for x in started.values()),
+            f"all to wait for {name}",
+        )
+        started[name] = supervisor.start(
+            name,
+            listen=own[name],
+            peers=[address for other, address in own.items() if other != name],
+            timing={**DISTANT, "join_timeout_s": PATIENCE_S, "round_timeout_s": 60.0},
+            steps=44,
+            seed=ord(name),
+            sync_every=8,
+            adopt_after=4,
+            grace=60.0,
+        )
+    supervisor.until(lambda: all(x.step == 44 for x in started.values()), "44 steps")
+    for x in started.values():
+        assert x.leave() == 0
+        assert x.seals_with(*names) == 5
+    return {name: x.losses for name, x in started.items()}
 
 
 def test_no_token_is_lost_or_counted_twice(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -205,12 +205,14 @@ def train(
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, held_out: Tensor, args: argparse.Namespace
 ) -> None:
-    """Wait until everything learned is merged, then measure the weights that all learners share."""
+    """Wait until everything learned is merged, then measure the weights that all learners share.
+    A learner that is held may be asked again. Any other ends here, together with all others."""
     merging = isinstance(optimizer, MendOptimizer)
     tokens = optimizer.status().tokens if merging else args.steps * args.batch * CONTEXT
     result: dict[str, object] = {"name": args.name, "step": args.steps, "tokens": tokens}
     if merging:
-        result["synchronized"] = bool(optimizer.synchronize(timeout=30))
+        is_done = optimizer.synchronize(timeout=30) if args.hold else optimizer.finish()
+        result["synchronized"] = bool(is_done)
         result["security"] = optimizer.status().security
     with optimizer.global_weights() if merging else nullcontext():
         fragments = optimizer.status().fragments if merging else ()

@@ -93,9 +93,10 @@ def said(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def check_merged(lines: Sequence[dict[str, Any]], *names: str) -> None:
-    """Every learner has merged with the other one, over TLS."""
+    """Every learner has merged with the other one, over TLS, and both ended on one model."""
     reports = {line["name"]: line for line in lines if line["event"] == "report"}
     assert sorted(reports) == [*names]
+    assert len({report["weights"] for report in reports.values()}) == 1
     for report in reports.values():
         assert report["rounds"] >= 1
         assert report["security"].startswith("mutual TLS (secret)")

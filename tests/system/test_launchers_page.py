@@ -54,9 +54,10 @@ def reports(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
 
 
 def check_all_merged(found: list[dict[str, Any]], count: int) -> None:
-    """Learners report as they get there, so the last may be alone by then."""
+    """All learners end together, on one model."""
     names = [f"learner-{n}" for n in range(count)]
     assert sorted(each["name"] for each in found) == names
+    assert len({each["weights"] for each in found}) == 1
     for each in found:
         assert each["synchronized"]
         assert each["rounds"] >= 1

@@ -533,7 +533,7 @@ CLI_MUTANTS = (
     mutant(
         "the-first-ledger-tells-the-members-for-all",
         "cli/ledger/lines",
-        "if known and known[0] == told:",
+        "if known and _are_alike(known, told):",
         "if known:",
         LINES,
     ),
@@ -542,6 +542,13 @@ CLI_MUTANTS = (
         "cli/ledger/lines",
         "        if members:  # an anchor that came whole names none\n    ",
         "",
+        LINES,
+    ),
+    mutant(
+        "members-that-a-line-leaves-out-are-told",
+        "cli/ledger/lines",
+        "len(known) == len(told) and all(",
+        "all(",
         LINES,
     ),
     mutant(

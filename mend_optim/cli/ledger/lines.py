@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
@@ -23,7 +24,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "tuple[MemberRecord, ...]": (list,),
 }
 #: Those of them that are numbers.
-NUMBERS = ("int", "float")
+_NUMBERS = ("int", "float")
 #: At most so many characters of a fault are told: a field may be as long as its file.
 WHY = 200
 #: No learner counts further, and no clock goes further.
@@ -33,6 +34,9 @@ _KNOWN: Mapping[type, Sequence[tuple[str, str, Any]]] = {
     kind: [(each.name, str(each.type), each.default) for each in fields(kind)]
     for kind in (RoundRecord, MemberRecord)
 }
+#: The values of a member: of its record, and of what a line tells.
+_values_held = attrgetter(*(name for name, *_ in _KNOWN[MemberRecord]))
+_values_told = itemgetter(*(name for name, *_ in _KNOWN[MemberRecord]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +88,27 @@ class KnownMembers:
     of all, so what others tell alike is read once, and held once."""
 
     def __init__(self) -> None:
-        #: By fragment, version and digest of the anchor: as they were told, and as records.
-        self._known: dict[tuple[int, int, str], tuple[Any, tuple[MemberRecord, ...]]] = {}
+        #: By fragment, version and digest of the anchor.
+        self._known: dict[tuple[int, int, str], tuple[MemberRecord, ...]] = {}
 
     def of(self, anchor: tuple[int, int, str], told: Sequence[Any]) -> tuple[MemberRecord, ...]:
         """The members of an anchor that a line tells."""
         known = self._known.get(anchor)
-        if known and known[0] == told:
-            return known[1]
+        if known and _are_alike(known, told):
+            return known
         members = tuple(MemberRecord(**_fields_of(MemberRecord, member)) for member in told)
         if members:  # an anchor that came whole names none
-            self._known.setdefault(anchor, (told, members))
+            self._known.setdefault(anchor, members)
         return members
+
+
+def _are_alike(known: Sequence[MemberRecord], told: Sequence[Any]) -> bool:
+    """Whether a line tells just these members. They are compared as records: what the JSON of a
+    line becomes takes several times as much memory, and is not kept."""
+    return len(known) == len(told) and all(
+        isinstance(other, dict) and _values_held(member) == _values_told(other)
+        for member, other in zip(known, told, strict=True)
+    )
 
 
 def read_lines(
@@ -173,9 +186,9 @@ def _fields_of(kind: type, told: Any) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
-    if type(value) not in _TYPES[kind]:  # of bool, too, which is an int
+    if type(value) not in _TYPES[kind]:  # for Python, a bool is an int
         raise TypeError(f"its field {name!r} is {value!r}")
     # JSON has numbers of any length, and Python's reads NaN and Infinity, too.
-    if kind in NUMBERS and not abs(value) <= MOST:
+    if kind in _NUMBERS and not abs(value) <= MOST:
         raise TypeError(f"its field {name!r} is no number that a learner writes")
     return value

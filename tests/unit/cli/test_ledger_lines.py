@@ -24,9 +24,10 @@ def test_lines_take_little_more_memory_than_their_text() -> None:
         ledgers.round({name: 1000 + i for i, name in enumerate(ledgers.names)})
     records = ledgers.files["a"]
     size = sum(len(json.dumps(record)) for record in records)
+    known = KnownMembers()  # held until all ledgers of the run are read
     tracemalloc.start()
     try:
-        lines, _ = read_lines("a.jsonl", (json.dumps(record) for record in records))
+        lines, _ = read_lines("a.jsonl", (json.dumps(record) for record in records), known)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -52,6 +53,7 @@ def test_each_ledger_is_read_as_it_is_though_another_tells_other_members() -> No
         ledgers.round(dict.fromkeys("abc", 1000))
     forged = ledgers.files["b"][1]["members"]
     forged[0]["tokens"] += 1
+    ledgers.files["c"][0]["members"].pop()
     ledgers.files["c"][1]["members"] = [{**forged[0], "tokens": "many"}]
     lines = read_all(ledgers)
     told = {
@@ -60,8 +62,18 @@ def test_each_ledger_is_read_as_it_is_though_another_tells_other_members() -> No
     assert told == {
         "a": [[1000] * 3, [1000] * 3],
         "b": [[1000] * 3, [1001, 1000, 1000]],
-        "c": [[1000] * 3],  # and a damaged line
+        "c": [[1000] * 2],  # and a damaged line
     }
+
+
+def test_what_is_no_member_is_named_though_another_ledger_tells_of_its_anchor() -> None:
+    ledgers = Ledgers("ab")
+    ledgers.round({"a": 1, "b": 1})
+    ledgers.files["b"][0]["members"] = ["x", "y"]
+    known = KnownMembers()
+    read_lines("a", map(json.dumps, ledgers.files["a"]), known)
+    _, damage = read_lines("b", map(json.dumps, ledgers.files["b"]), known)
+    assert [bad.why for bad in damage.lines] == ["'x' is no record"]
 
 
 def test_true_is_no_number_and_a_number_is_no_truth() -> None:

@@ -67,7 +67,7 @@ class MendOptimizer(ReportingFace):
             a fixed `sync_every`. "auto": by the size of the model.
         adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
             it exactly n inner steps after the snapshot, in lockstep, reproducible to the bit if
-            each has all others in `peers`; `step()` waits for it, at most `timing.round_timeout_s`.
+            each learner has all others in `peers`. `step()` waits up to `timing.round_timeout_s`.
         adoption: how strongly an anchor that comes late draws the weights to the mean, and how much
             of its work a learner offers after missed rounds: "auto", or an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
